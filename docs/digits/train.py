@@ -192,9 +192,8 @@ def main() -> None:
         np.testing.assert_allclose(logits, model(torch.from_numpy(test_images)).numpy(), rtol=1e-3, atol=1e-4)
     np.savez_compressed(HERE / "test.npz", images=test_images, labels=test_labels, logits=logits)
     size_bytes = (HERE / "digits.onnx").stat().st_size
-    print(
-        f"digits.onnx: {size_bytes / 1e3:.0f} KB, {accuracy(logits, test_labels):.2%} on {len(test_labels)} held-out images"
-    )
+    share = accuracy(logits, test_labels)
+    print(f"digits.onnx: {size_bytes / 1e3:.0f} KB, {share:.2%} on {len(test_labels)} held-out images")
 
 
 if __name__ == "__main__":
