@@ -1,0 +1,493 @@
+"""Dimensions: an int, or a normalized integer expression over symbols.
+
+A `Dim` is a Python int or a `DimExpr`: a polynomial with integer coefficients over atoms, where an
+atom is a `Symbol` or a call of floordiv, mod, min or max. Expressions are normalized when they are
+made, so that equal ones are equal objects by value and print equal. Division rounds down, as
+Python's does; divisors are positive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Union
+
+Dim = Union[int, "DimExpr"]
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A named extent that is known only when the program runs.
+
+    `lo..hi` are inclusive bounds (`hi` None: no bound), `divisor` divides every value it can take.
+    `origin` is "input" for a dimension of a model input, "unbacked" for a size that a node computes.
+    """
+
+    name: str
+    lo: int = 1
+    hi: int | None = None
+    divisor: int = 1
+    origin: str = "input"
+
+    @property
+    def dim(self) -> DimExpr:
+        """The expression that is just this symbol."""
+        return DimExpr((((self,), 1),), 0)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """floordiv(a, b), mod(a, b), min(...) or max(...): an atom of a polynomial."""
+
+    function: str
+    args: tuple[Dim, ...]
+
+    def __str__(self) -> str:
+        if self.function in ("floordiv", "mod"):
+            sign = "//" if self.function == "floordiv" else "%"
+            return f"{_factor_text(self.args[0])}{sign}{_factor_text(self.args[1])}"
+        return f"{self.function}({', '.join(map(str, self.args))})"
+
+
+Atom = Union[Symbol, Call]
+Monomial = tuple[Atom, ...]
+
+
+class DimExpr:
+    """A polynomial: sum of coefficient × product of atoms, plus a constant. Immutable."""
+
+    __slots__ = ("_hash", "_text", "constant", "terms")
+
+    def __init__(self, terms: tuple[tuple[Monomial, int], ...], constant: int) -> None:
+        self.terms = terms
+        self.constant = constant
+        self._hash = hash((terms, constant))
+        self._text: str | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DimExpr) and self.constant == other.constant and self.terms == other.terms
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __str__(self) -> str:
+        if self._text is None:
+            self._text = _polynomial_text(self)
+        return self._text
+
+    __repr__ = __str__
+
+    def __add__(self, other: Dim) -> Dim:
+        return _sum([(self, 1), (other, 1)])
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Dim) -> Dim:
+        return _sum([(self, 1), (other, -1)])
+
+    def __rsub__(self, other: Dim) -> Dim:
+        return _sum([(other, 1), (self, -1)])
+
+    def __neg__(self) -> Dim:
+        return _sum([(self, -1)])
+
+    def __mul__(self, other: Dim) -> Dim:
+        return _product(self, other)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Dim) -> Dim:
+        return floordiv(self, other)
+
+    def __rfloordiv__(self, other: Dim) -> Dim:
+        return floordiv(other, self)
+
+    def __mod__(self, other: Dim) -> Dim:
+        return mod(self, other)
+
+    def __rmod__(self, other: Dim) -> Dim:
+        return mod(other, self)
+
+
+def is_static(dim: Dim) -> bool:
+    """Whether the dimension is known when the program is built."""
+    return isinstance(dim, int)
+
+
+def terms_of(dim: Dim) -> tuple[tuple[tuple[Monomial, int], ...], int]:
+    """The (terms, constant) of a dimension."""
+    return ((), dim) if isinstance(dim, int) else (dim.terms, dim.constant)
+
+
+def _make(terms: Mapping[Monomial, int], constant: int) -> Dim:
+    kept = [(monomial, coefficient) for monomial, coefficient in terms.items() if coefficient]
+    if not kept:
+        return constant
+    kept.sort(key=lambda term: _monomial_key(term[0]))
+    return DimExpr(tuple(kept), constant)
+
+
+def _monomial_key(monomial: Monomial) -> tuple[int, tuple[str, ...]]:
+    return (-len(monomial), tuple(map(str, monomial)))
+
+
+def _sum(parts: Iterable[tuple[Dim, int]]) -> Dim:
+    terms: dict[Monomial, int] = {}
+    constant = 0
+    for dim, factor in parts:
+        dim_terms, dim_constant = terms_of(dim)
+        constant += factor * dim_constant
+        for monomial, coefficient in dim_terms:
+            terms[monomial] = terms.get(monomial, 0) + factor * coefficient
+    return _make(terms, constant)
+
+
+def _product(left: Dim, right: Dim) -> Dim:
+    left_terms, left_constant = terms_of(left)
+    right_terms, right_constant = terms_of(right)
+    terms: dict[Monomial, int] = {}
+    for left_monomial, left_coefficient in (*left_terms, ((), left_constant)):
+        for right_monomial, right_coefficient in (*right_terms, ((), right_constant)):
+            monomial = tuple(sorted(left_monomial + right_monomial, key=str))
+            terms[monomial] = terms.get(monomial, 0) + left_coefficient * right_coefficient
+    return _make({m: c for m, c in terms.items() if m}, terms.get((), 0))
+
+
+def exact_div(dividend: Dim, divisor: Dim) -> Dim | None:
+    """dividend / divisor as a polynomial, or None where it does not divide without a remainder.
+
+    Multivariate long division by the leading term, in the print order of monomials.
+    """
+    if isinstance(dividend, int) and isinstance(divisor, int):
+        return dividend // divisor if divisor and dividend % divisor == 0 else None
+    divisor_terms, divisor_constant = terms_of(divisor)
+    lead_monomial, lead_coefficient = divisor_terms[0] if divisor_terms else ((), divisor_constant)
+    if not lead_coefficient:
+        return None
+    quotient: Dim = 0
+    rest = dividend
+    for _ in range(64):
+        if rest == 0:
+            return quotient
+        rest_terms, rest_constant = terms_of(rest)
+        monomial, coefficient = rest_terms[0] if rest_terms else ((), rest_constant)
+        remaining = list(monomial)
+        for atom in lead_monomial:
+            if atom not in remaining:
+                return None
+            remaining.remove(atom)
+        if coefficient % lead_coefficient:
+            return None
+        step = _make({tuple(remaining): coefficient // lead_coefficient}, 0) if remaining else coefficient // lead_coefficient
+        quotient = quotient + step
+        rest = rest - step * divisor
+    return None
+
+
+def floordiv(dividend: Dim, divisor: Dim) -> Dim:
+    """Floor of dividend / divisor. A zero divisor raises ZeroDivisionError."""
+    if isinstance(divisor, int):
+        if divisor == 0:
+            raise ZeroDivisionError("division of a dimension by zero")
+        if isinstance(dividend, int):
+            return dividend // divisor
+        if divisor == 1:
+            return dividend
+        if divisor < 0:
+            return floordiv(-dividend, -divisor)
+    exact = exact_div(dividend, divisor)
+    if exact is not None:
+        return exact
+    if isinstance(divisor, int) and isinstance(dividend, DimExpr):
+        whole = {m: c // divisor for m, c in dividend.terms if c % divisor == 0}
+        rest = _make({m: c for m, c in dividend.terms if c % divisor}, dividend.constant % divisor)
+        whole_dim = _make(whole, dividend.constant // divisor)
+        if isinstance(rest, int):
+            return whole_dim + rest // divisor
+        lo, hi = bounds(rest)
+        if lo // divisor == hi // divisor:
+            return whole_dim + int(lo // divisor)
+        inner = _single_call(rest, "floordiv")
+        if inner is not None and isinstance(inner.args[1], int):
+            return whole_dim + floordiv(inner.args[0], inner.args[1] * divisor)
+        return whole_dim + _atom(Call("floordiv", (rest, divisor)))
+    return _atom(Call("floordiv", (dividend, divisor)))
+
+
+def mod(dividend: Dim, divisor: Dim) -> Dim:
+    """dividend − divisor × floor(dividend / divisor)."""
+    if isinstance(dividend, int) and isinstance(divisor, int):
+        return dividend % divisor
+    if exact_div(dividend, divisor) is not None:
+        return 0
+    if isinstance(divisor, int) and isinstance(dividend, DimExpr):
+        rest = _make({m: c for m, c in dividend.terms if c % divisor}, dividend.constant % divisor)
+        if isinstance(rest, int):
+            return rest % divisor
+        lo, hi = bounds(rest)
+        if lo >= 0 and hi < divisor:
+            return rest
+        return _atom(Call("mod", (rest, divisor)))
+    return _atom(Call("mod", (dividend, divisor)))
+
+
+def ceildiv(dividend: Dim, divisor: Dim) -> Dim:
+    """Ceiling of dividend / divisor."""
+    return floordiv(dividend + divisor - 1, divisor)
+
+
+def minimum(*dims: Dim) -> Dim:
+    """The smallest of the dimensions, decided now where the bounds allow."""
+    return _extreme("min", dims)
+
+
+def maximum(*dims: Dim) -> Dim:
+    """The largest of the dimensions, decided now where the bounds allow."""
+    return _extreme("max", dims)
+
+
+def _extreme(function: str, dims: tuple[Dim, ...]) -> Dim:
+    flat: list[Dim] = []
+    for dim in dims:
+        inner = _single_call(dim, function)
+        flat.extend(inner.args if inner is not None else (dim,))
+    kept: list[Dim] = []
+    for i, dim in enumerate(flat):
+        beaten = False
+        for j, other in enumerate(flat):
+            if i == j:
+                continue
+            difference = other - dim if function == "max" else dim - other
+            if difference == 0:
+                beaten = j < i
+            else:
+                beaten = bounds(difference)[0] >= 0
+            if beaten:
+                break
+        if not beaten:
+            kept.append(dim)
+    if len(kept) == 1:
+        return kept[0]
+    kept.sort(key=str)
+    return _atom(Call(function, tuple(kept)))
+
+
+def _atom(call: Call) -> DimExpr:
+    return DimExpr((((call,), 1),), 0)
+
+
+def _single_call(dim: Dim, function: str) -> Call | None:
+    if isinstance(dim, DimExpr) and not dim.constant and len(dim.terms) == 1:
+        (monomial, coefficient) = dim.terms[0]
+        if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Call) and monomial[0].function == function:
+            return monomial[0]
+    return None
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The product of dimensions; 1 for none."""
+    result: Dim = 1
+    for dim in dims:
+        result = result * dim
+    return result
+
+
+def bounds(dim: Dim) -> tuple[float, float]:
+    """An interval that holds every value the dimension can take; ends may be infinite."""
+    if isinstance(dim, int):
+        return dim, dim
+    lo: float = dim.constant
+    hi: float = dim.constant
+    for monomial, coefficient in dim.terms:
+        term: tuple[float, float] = (1, 1)
+        for atom in monomial:
+            term = _interval_product(term, _atom_bounds(atom))
+        term = _interval_product(term, (coefficient, coefficient))
+        lo, hi = lo + term[0], hi + term[1]
+    return lo, hi
+
+
+def _atom_bounds(atom: Atom) -> tuple[float, float]:
+    if isinstance(atom, Symbol):
+        return atom.lo, math.inf if atom.hi is None else atom.hi
+    args = [bounds(arg) for arg in atom.args]
+    if atom.function == "min":
+        return min(a[0] for a in args), min(a[1] for a in args)
+    if atom.function == "max":
+        return max(a[0] for a in args), max(a[1] for a in args)
+    (lo, hi), (divisor_lo, divisor_hi) = args
+    if atom.function == "mod":
+        return 0, min(divisor_hi - 1, hi) if lo >= 0 else divisor_hi - 1
+    divisor_lo = max(divisor_lo, 1)
+    corners = [_floor_quotient(n, d) for n in (lo, hi) for d in (divisor_lo, divisor_hi)]
+    return min(corners), max(corners)
+
+
+def _floor_quotient(dividend: float, divisor: float) -> float:
+    if math.isinf(divisor):
+        return 0 if dividend >= 0 else -1
+    if math.isinf(dividend):
+        return dividend
+    return dividend // divisor
+
+
+def _interval_product(left: tuple[float, float], right: tuple[float, float]) -> tuple[float, float]:
+    corners = [0 if 0 in (a, b) else a * b for a in left for b in right]
+    return min(corners), max(corners)
+
+
+def divisor_of(dim: Dim) -> int:
+    """A known common divisor of every value the dimension can take (0 for the constant 0)."""
+    dim_terms, constant = terms_of(dim)
+    result = abs(constant)
+    for monomial, coefficient in dim_terms:
+        factor = abs(coefficient)
+        for atom in monomial:
+            factor *= atom.divisor if isinstance(atom, Symbol) else 1
+        result = math.gcd(result, factor)
+    return result
+
+
+def symbols_of(dim: Dim) -> tuple[Symbol, ...]:
+    """The symbols of an expression, in order of first appearance."""
+    found: dict[Symbol, None] = {}
+
+    def visit(part: Dim) -> None:
+        for monomial, _ in terms_of(part)[0]:
+            for atom in monomial:
+                if isinstance(atom, Symbol):
+                    found.setdefault(atom)
+                else:
+                    for arg in atom.args:
+                        visit(arg)
+
+    visit(dim)
+    return tuple(found)
+
+
+def substitute(dim: Dim, replace: Callable[[Symbol], Dim]) -> Dim:
+    """The dimension with every symbol replaced, normalized again."""
+    if isinstance(dim, int):
+        return dim
+    result: Dim = dim.constant
+    for monomial, coefficient in dim.terms:
+        term: Dim = coefficient
+        for atom in monomial:
+            term = term * (replace(atom) if isinstance(atom, Symbol) else _substitute_call(atom, replace))
+        result = result + term
+    return result
+
+
+_FUNCTIONS: dict[str, Callable[..., Dim]] = {"floordiv": floordiv, "mod": mod, "min": minimum, "max": maximum}
+
+
+def _substitute_call(call: Call, replace: Callable[[Symbol], Dim]) -> Dim:
+    return _FUNCTIONS[call.function](*(substitute(arg, replace) for arg in call.args))
+
+
+def evaluate(dim: Dim, values: Mapping[str, int]) -> int:
+    """The dimension's value, given each symbol's by name. Raises KeyError for a missing one."""
+    result = substitute(dim, lambda symbol: values[symbol.name])
+    assert isinstance(result, int)
+    return result
+
+
+# Text. `parse_dim` reads what `str` prints.
+
+
+def _factor_text(dim: Dim) -> str:
+    terms, constant = terms_of(dim)
+    plain = not terms or (not constant and len(terms) == 1 and terms[0][1] == 1 and len(terms[0][0]) == 1)
+    simple = plain and not (terms and isinstance(terms[0][0][0], Call) and terms[0][0][0].function in ("floordiv", "mod"))
+    return str(dim) if simple and not (isinstance(dim, int) and dim < 0) else f"({dim})"
+
+
+def _atom_text(atom: Atom) -> str:
+    text = str(atom)
+    return f"({text})" if isinstance(atom, Call) and atom.function in ("floordiv", "mod") else text
+
+
+def _polynomial_text(expr: DimExpr) -> str:
+    parts: list[str] = []
+    for monomial, coefficient in expr.terms:
+        body = "*".join(map(_atom_text, monomial))
+        size = abs(coefficient)
+        text = body if size == 1 else f"{size}*{body}"
+        sign = "-" if coefficient < 0 else "+"
+        parts.append(f"{sign} {text}" if parts else (f"-{text}" if coefficient < 0 else text))
+    if expr.constant:
+        parts.append(f"{'-' if expr.constant < 0 else '+'} {abs(expr.constant)}")
+    return " ".join(parts)
+
+
+def parse_dim(text: str, symbols: Mapping[str, Symbol]) -> Dim:
+    """Reads a printed dimension. Raises ValueError, naming the place, for anything else."""
+    tokens = _tokenize(text)
+    position = 0
+
+    def peek() -> str:
+        return tokens[position] if position < len(tokens) else ""
+
+    def take() -> str:
+        nonlocal position
+        token = peek()
+        position += 1
+        return token
+
+    def expect(token: str) -> None:
+        if take() != token:
+            raise ValueError(f"expected {token!r} in dimension {text!r}")
+
+    def primary() -> Dim:
+        token = take()
+        if token == "-":
+            return -primary()
+        if token == "(":
+            inner = additive()
+            expect(")")
+            return inner
+        if token.isdigit():
+            return int(token)
+        if token in ("min", "max") and peek() == "(":
+            take()
+            args = [additive()]
+            while peek() == ",":
+                take()
+                args.append(additive())
+            expect(")")
+            return _extreme(token, tuple(args))
+        if token in symbols:
+            return symbols[token].dim
+        raise ValueError(f"unknown symbol {token!r} in dimension {text!r}")
+
+    def multiplicative() -> Dim:
+        value = primary()
+        while peek() in ("*", "//", "%"):
+            sign = take()
+            right = primary()
+            value = value * right if sign == "*" else floordiv(value, right) if sign == "//" else mod(value, right)
+        return value
+
+    def additive() -> Dim:
+        value = multiplicative()
+        while peek() in ("+", "-"):
+            value = value + multiplicative() if take() == "+" else value - multiplicative()
+        return value
+
+    result = additive()
+    if peek():
+        raise ValueError(f"unexpected {peek()!r} in dimension {text!r}")
+    return result
+
+
+def _tokenize(text: str) -> list[str]:
+    import re
+
+    tokens = re.findall(r"\d+|[A-Za-z_][\w.]*|//|[-+*%(),]", text)
+    if "".join(tokens) != re.sub(r"\s+", "", text):
+        raise ValueError(f"cannot read dimension {text!r}")
+    return tokens

@@ -1,0 +1,144 @@
+"""Kernel: what a backend is given. A fused body as loops, loads, one optional root, stores.
+
+`aot/lower.py` makes a Kernel from a `kernel` node; a backend turns it into text with a Schedule of
+its own. The meaning is complete here; tuning never changes a Kernel.
+
+Axes 0 … domain-1 are the domain: the logical axes of the primary output, every point of which is
+computed once, in any order (parallel). Later axes are reduction axes: they appear in
+`reduce` expressions or in the root.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+from aot.dims import Dim
+from aot.dtypes import DType
+from aot.expr import Expr
+from aot.ir import TensorType
+from aot.ops.opdef import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A loop axis. `extent` is its length; `name` is for reading generated code."""
+
+    extent: Dim
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class KernelOperand:
+    """A tensor that the kernel reads or writes.
+
+    `type` has the final layout. `loads` address it by logical index: the element lies at
+    origin_elements + sum(index * stride). `constant`: the contents are known at build time and may
+    be packed.
+    """
+
+    type: TensorType
+    constant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """output[indices] = value, for every point of the domain.
+
+    `indices` are one Expr per logical axis of the output. `axes`: where the output is smaller than
+    the domain (a row statistic stored once per row), the domain axes that it has; () means all.
+    """
+
+    output: int
+    indices: tuple[Expr, ...]
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class ContractRoot:
+    """acc[batch…, m, n] = sum over k of a × b, accumulated in `accumulate`.
+
+    `batch`, `m`, `n`, `k` are axis numbers. `a` and `b` are Exprs over these axes: usually a plain
+    load (then the emitter may stream or pack it), else a fused prologue.
+    """
+
+    batch: tuple[int, ...]
+    m: int
+    n: int
+    k: int
+    a: Expr
+    b: Expr
+    accumulate: DType
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRoot:
+    """acc[n, o, p…] = sum over c, r… of x[n, group(o)*C + c, p*stride + r*dilation - pad] × w[o, c, r…].
+
+    Logical NC… order; the operand types' layouts say NHWC. `x`, `w`: operand numbers (inputs).
+    Reads outside the input are zero; x's layout has a halo of at least `pads`, so no check is needed.
+    `groups` as in ONNX; depthwise is groups == channels. Domain axes: n, o, spatial….
+    """
+
+    x: int
+    w: int
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: tuple[tuple[int, int], ...]
+    groups: int
+    accumulate: DType
+
+
+@dataclass(frozen=True, slots=True)
+class AttendRoot:
+    """acc[b, h, s, d] = softmax over t of (scale × q·k + mask) @ v.
+
+    `q` [B,H,S,D], `k` [B,Hkv,T,D], `v` [B,Hkv,T,Dv]: operand numbers; any strides. H is a multiple
+    of Hkv. `mask`: an additive Expr over axes b, h, s, t (t is the axis number `t`), or None.
+    `causal`: position s sees t <= s + (T - S). Rows whose every score is -inf give zeros… as NaN
+    in ONNX Runtime is avoided by its finite masks, both are accepted.
+    """
+
+    q: int
+    k: int
+    v: int
+    t: int
+    scale: float
+    mask: Expr | None
+    causal: bool
+    accumulate: DType
+
+
+@dataclass(frozen=True, slots=True)
+class ScanRoot:
+    """acc[…] = running `function` (sum or prod) of `value` along domain axis `axis`."""
+
+    axis: int
+    function: str
+    exclusive: bool
+    reverse: bool
+    value: Expr
+    accumulate: DType
+
+
+Root = Union[ContractRoot, WindowRoot, AttendRoot, ScanRoot]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A fused kernel. `inputs` then `outputs` are its pointer arguments, in this order.
+
+    `stores` may contain `reduce` nodes (kinds REDUCE and ROW) and, with a root, `root(0, dtype)`.
+    A `load`'s payload is the number of the input. An optional guard is two more args after the
+    indices: (guard, fill).
+    """
+
+    name: str
+    kind: Kind
+    axes: tuple[Axis, ...]
+    domain: int
+    inputs: tuple[KernelOperand, ...]
+    outputs: tuple[KernelOperand, ...]
+    stores: tuple[Store, ...]
+    root: Root | None
+    locs: tuple[str, ...]

@@ -1,0 +1,62 @@
+"""What the compiler asks of a backend. A backend is a folder with one object that has this shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from aot.dims import Dim
+from aot.kernel import Kernel
+from aot.program import RecipeStep
+from aot.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class PackedOperand:
+    """How a kernel wants one constant operand: recipe steps after its SOURCE, dtype number, shape."""
+
+    recipe: tuple[RecipeStep, ...]
+    dtype: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """A kernel as source text, and what its launch needs.
+
+    `source` defines one function whose name is the word KERNEL; equal sources are compiled once.
+    `dims` are the integer arguments, in order. `packed`: constant operands (by number) that are read
+    in another form than row-major. `scratch_bytes` is per thread.
+    """
+
+    source: str
+    dims: tuple[Dim, ...]
+    schedule: str
+    scratch_bytes: Dim = 0
+    packed: Mapping[int, PackedOperand] = field(default_factory=dict)
+    flops: Dim = 0
+    bytes_moved: Dim = 0
+
+
+class Backend(Protocol):
+    """One family of targets."""
+
+    name: str
+
+    def target(self, architecture: str) -> Target:
+        """The target's table row; raises TargetError, listing the known ones."""
+        ...
+
+    def emit(self, kernel: Kernel, target: Target) -> Emitted:
+        """Schedules and emits one kernel."""
+        ...
+
+    def build(self, sources: Sequence[tuple[str, str]], target: Target, cache: Path | None) -> bytes:
+        """Compiles (symbol, source) pairs into one code blob. The same input gives the same bytes."""
+        ...
+
+    def tools(self) -> Mapping[str, str]:
+        """The tools that decide the bytes of a build, with their versions."""
+        ...
