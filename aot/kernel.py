@@ -52,6 +52,7 @@ class Store:
     output: int
     indices: tuple[Expr, ...]
     value: Expr
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,7 @@ class AttendRoot:
 
     `q` [B,H,S,D], `k` [B,Hkv,T,D], `v` [B,Hkv,T,Dv]: operand numbers; any strides. H is a multiple
     of Hkv. `mask`: an additive Expr over axes b, h, s, t (t is the axis number `t`), or None.
-    `causal`: position s sees t <= s + (T - S). Rows whose every score is -inf give zeros… as NaN
-    in ONNX Runtime is avoided by its finite masks, both are accepted.
+    `causal`: position s sees t <= s + (T - S). A row whose every score is -inf gives NaN, as softmax does.
     """
 
     q: int
