@@ -124,11 +124,56 @@ def terms_of(dim: Dim) -> tuple[tuple[tuple[Monomial, int], ...], int]:
 
 
 def _make(terms: Mapping[Monomial, int], constant: int) -> Dim:
+    if any(_is_quotient(atom) for monomial in terms for atom in monomial):
+        terms = _without_quotients(_in_quotients(terms.items()))
     kept = [(monomial, coefficient) for monomial, coefficient in terms.items() if coefficient]
     if not kept:
         return constant
     kept.sort(key=lambda term: _monomial_key(term[0]))
     return DimExpr(tuple(kept), constant)
+
+
+def _is_quotient(atom: Atom) -> bool:
+    """Whether an atom is `s // d` for a symbol s of known divisor d: a whole number of steps of d."""
+    if not isinstance(atom, Call) or atom.function != "floordiv" or not isinstance(atom.args[0], DimExpr):
+        return False
+    terms, constant = atom.args[0].terms, atom.args[0].constant
+    if constant or len(terms) != 1 or terms[0][1] != 1 or len(terms[0][0]) != 1:
+        return False
+    symbol = terms[0][0][0]
+    return isinstance(symbol, Symbol) and symbol.divisor > 1 and symbol.divisor == atom.args[1]
+
+
+def _in_quotients(terms: Iterable[tuple[Monomial, int]]) -> dict[Monomial, int]:
+    """The terms with each symbol s of known divisor d written as d × (s // d)."""
+    result: dict[Monomial, int] = {}
+    for monomial, coefficient in terms:
+        atoms: list[Atom] = []
+        for atom in monomial:
+            if isinstance(atom, Symbol) and atom.divisor > 1:
+                coefficient *= atom.divisor
+                atom = Call("floordiv", (atom.dim, atom.divisor))
+            atoms.append(atom)
+        key = tuple(sorted(atoms, key=str))
+        result[key] = result.get(key, 0) + coefficient
+    return result
+
+
+def _without_quotients(terms: dict[Monomial, int]) -> dict[Monomial, int]:
+    """The inverse of `_in_quotients`, for each quotient that every one of its terms allows."""
+    for quotient in dict.fromkeys(atom for monomial in terms for atom in monomial if _is_quotient(atom)):
+        assert isinstance(quotient, Call)
+        whole, divisor = quotient.args
+        assert isinstance(whole, DimExpr) and isinstance(divisor, int)
+        symbol = whole.terms[0][0][0]
+        if any(coefficient % divisor ** monomial.count(quotient) for monomial, coefficient in terms.items()):
+            continue
+        terms = {
+            tuple(sorted((symbol if atom == quotient else atom for atom in monomial), key=str)): coefficient
+            // divisor ** monomial.count(quotient)
+            for monomial, coefficient in terms.items()
+        }
+    return terms
 
 
 def _monomial_key(monomial: Monomial) -> tuple[int, tuple[str, ...]]:
@@ -203,8 +248,9 @@ def floordiv(dividend: Dim, divisor: Dim) -> Dim:
     if exact is not None:
         return exact
     if isinstance(divisor, int) and isinstance(dividend, DimExpr):
-        whole = {m: c // divisor for m, c in dividend.terms if c % divisor == 0}
-        rest = _make({m: c for m, c in dividend.terms if c % divisor}, dividend.constant % divisor)
+        terms = _in_quotients(dividend.terms)
+        whole = {m: c // divisor for m, c in terms.items() if c % divisor == 0}
+        rest = _make({m: c for m, c in terms.items() if c % divisor}, dividend.constant % divisor)
         whole_dim = _make(whole, dividend.constant // divisor)
         if isinstance(rest, int):
             return whole_dim + rest // divisor
@@ -225,7 +271,8 @@ def mod(dividend: Dim, divisor: Dim) -> Dim:
     if exact_div(dividend, divisor) is not None:
         return 0
     if isinstance(divisor, int) and isinstance(dividend, DimExpr):
-        rest = _make({m: c for m, c in dividend.terms if c % divisor}, dividend.constant % divisor)
+        terms = _in_quotients(dividend.terms)
+        rest = _make({m: c for m, c in terms.items() if c % divisor}, dividend.constant % divisor)
         if isinstance(rest, int):
             return rest % divisor
         lo, hi = bounds(rest)
