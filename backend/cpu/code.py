@@ -1,0 +1,134 @@
+"""Text of C under construction: an indented writer, C literals, and the integer arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from aot import dims as dimension
+from aot.dims import Dim
+from aot.dtypes import BF16, F16, F32, F64, I64, DType
+from aot.errors import TargetError
+
+
+class Code:
+    """Lines at a depth. `fragment()` leaves a place that can be written to later."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self.depth = depth
+        self._items: list[str | Code] = []
+
+    def line(self, text: str) -> None:
+        self._items.append("  " * self.depth + text)
+
+    @contextmanager
+    def block(self, header: str = "") -> Iterator[None]:
+        """`header {` … `}` around what is written inside."""
+        self.line(f"{header} {{" if header else "{")
+        self.depth += 1
+        yield
+        self.depth -= 1
+        self.line("}")
+
+    def fragment(self) -> Code:
+        """A writer whose lines come here, before everything that is written to this one later."""
+        inner = Code(self.depth)
+        self._items.append(inner)
+        return inner
+
+    def text(self) -> str:
+        return "".join(item.text() if isinstance(item, Code) else item + "\n" for item in self._items)
+
+
+class DimTable:
+    """The integer arguments of a kernel. `dims` are what the caller passes, in this order."""
+
+    def __init__(self) -> None:
+        self._names: dict[Dim, str] = {}
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        return tuple(self._names)
+
+    def text(self, dim: Dim) -> str:
+        """C text of an i64: a literal, or a constant local (times what divides every coefficient)."""
+        if isinstance(dim, int):
+            return literal(dim, I64)
+        terms, constant = dimension.terms_of(dim)
+        common = math.gcd(constant, *(coefficient for _, coefficient in terms))
+        if common > 1:
+            inner = dimension.exact_div(dim, common)
+            if inner is not None:
+                return f"({self.text(inner)} * {common})"
+        return self._names.setdefault(dim, f"n{len(self._names)}")
+
+    def declarations(self) -> list[str]:
+        """The lines that load the arguments; call when the body is complete."""
+        return [f"const i64 {name} = args->dims[{i}]; /* {dim} */" for i, (dim, name) in enumerate(self._names.items())]
+
+
+def literal(value: int | float | bool, dtype: DType) -> str:
+    """A C constant expression of the register type of `dtype`."""
+    if dtype.is_bool:
+        return "1" if value else "0"
+    if dtype.is_integer:
+        number = int(value)
+        if dtype.name == "u64":
+            return f"{number}ULL"
+        if dtype.name == "u32":
+            return f"{number}U"
+        if dtype == I64:
+            return (
+                "(-9223372036854775807LL - 1)"
+                if number == -(1 << 63)
+                else f"{number}LL"
+                if abs(number) >= 1 << 31
+                else str(number)
+            )
+        return "(-2147483647 - 1)" if number == -(1 << 31) else str(number)
+    wide = dtype == F64
+    suffix = "" if wide else "f"
+    number_ = float(value)
+    if not wide:
+        with np.errstate(all="ignore"):
+            number_ = float(np.asarray(number_).astype(dtype.numpy))
+    if math.isnan(number_):
+        return f'__builtin_nan{suffix}("")'
+    if math.isinf(number_):
+        return f"{'-' if number_ < 0 else ''}__builtin_inf{suffix}()"
+    return f"{number_.hex()}{suffix}"
+
+
+PLAIN = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f32", "f64")
+
+
+def memory_type(dtype: DType) -> str:
+    """The C type of an element in memory."""
+    if dtype.is_bool:
+        return "u8"
+    if dtype == BF16:
+        return "u16"
+    if dtype == F16 or dtype.name in PLAIN:
+        return dtype.name
+    raise TargetError(
+        f"the CPU backend has no code for elements of type {dtype.name}", hint="Cast to f32 in the model."
+    )
+
+
+def register_dtype(dtype: DType) -> DType:
+    """The dtype in which values are computed: 16-bit floats in f32, rounded when stored or cast."""
+    memory_type(dtype)
+    return F32 if dtype in (F16, BF16) else dtype
+
+
+def register_type(dtype: DType) -> str:
+    """The C type of a value outside vectors; a truth value is an i32, 0 or 1."""
+    return "i32" if dtype.is_bool else register_dtype(dtype).name
+
+
+def vector_type(dtype: DType) -> str:
+    """The C type of a block of values; truth values are i32 lanes, 0 or -1."""
+    return f"v_{register_type(dtype)}"

@@ -1,0 +1,78 @@
+"""The instruction sets that CPU code is made for, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aot.errors import TargetError
+from aot.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Isa:
+    """One x86-64 level. `lanes` elements make one vector block, of whatever element type."""
+
+    name: str
+    lanes: int
+    registers: int
+    flags: tuple[str, ...]
+    features: frozenset[str]
+    numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of one register: a block of 32-bit elements."""
+        return 4 * self.lanes
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether masks are registers of their own (AVX-512)."""
+        return "avx512" in self.features
+
+    @property
+    def target(self) -> Target:
+        return Target("cpu", self.name, self.features, self.numbers)
+
+
+# Rates are per core, measured at 3.7 GHz; the cost model uses their ratios.
+V3 = Isa(
+    "x86-64-v3",
+    8,
+    16,
+    ("-march=x86-64-v3", "-mtune=generic"),
+    frozenset({"avx2", "fma", "f16c"}),
+    {
+        "lanes": 8,
+        "fp32_flops_per_us": 110e3,
+        "memory_bytes_per_us": 16e3,
+        "l2_bytes_per_us": 60e3,
+        "l2_bytes": 1 << 20,
+        "launch_us": 0.5,
+    },
+)
+V4 = Isa(
+    "x86-64-v4",
+    16,
+    32,
+    ("-march=x86-64-v4", "-mtune=generic", "-mprefer-vector-width=512"),
+    frozenset({"avx2", "fma", "f16c", "avx512"}),
+    {
+        "lanes": 16,
+        "fp32_flops_per_us": 118e3,
+        "memory_bytes_per_us": 16e3,
+        "l2_bytes_per_us": 70e3,
+        "l2_bytes": 1 << 20,
+        "launch_us": 0.5,
+    },
+)
+ISAS: Mapping[str, Isa] = {isa.name: isa for isa in (V3, V4)}
+
+
+def isa_of(architecture: str) -> Isa:
+    """The table row of an architecture; raises TargetError, listing the known ones."""
+    if architecture not in ISAS:
+        raise TargetError(
+            f"unknown CPU architecture {architecture!r}", hint=f"Known: {', '.join(f'cpu:{name}' for name in ISAS)}."
+        )
+    return ISAS[architecture]
