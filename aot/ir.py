@@ -14,13 +14,16 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
 from aot import dims as dimension
 from aot.dims import Dim, Symbol
 from aot.dtypes import DType, from_numpy
+
+if TYPE_CHECKING:
+    from aot.program import RecipeStep
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -136,7 +139,9 @@ class Const:
 
     `digest` is the SHA-256 of dtype, shape and the row-major bytes. `load` maps or computes the
     array; it is never printed or pickled. `source` says where the bytes are, for people: the
-    initializer's name in the model.
+    initializer's name in the model. A constant that the compiler made of weights says how in
+    `recipe`, over `recipe_sources`; one without a recipe is an initializer of the model if it has a
+    `source`, and otherwise stands for itself.
     """
 
     digest: str
@@ -144,6 +149,8 @@ class Const:
     shape: tuple[int, ...]
     source: str
     load: Callable[[], Array] = field(compare=False, repr=False)
+    recipe: tuple[RecipeStep, ...] | None = field(default=None, compare=False, repr=False)
+    recipe_sources: tuple[Const, ...] = field(default=(), compare=False, repr=False)
 
     def array(self) -> Array:
         """The values, row-major; treat as read-only."""
