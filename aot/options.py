@@ -1,0 +1,144 @@
+"""Options of a build: one frozen value, hashed into cache keys and written into the artifact.
+
+Invariant: two builds of one model with equal `CompileOptions.digest()` and equal tools give the same
+bytes. Fields that only say where or how fast the work is done are left out of the digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aot.errors import OptionError
+
+PRECISIONS = ("fp32",)
+WEIGHTS = ("embedded", "external", "none")
+Binding = tuple[tuple[str, int], ...]  # what one variant fixes: (dimension name, extent), sorted
+
+_HERE = {"output": False}  # the field does not change a byte of the output
+
+
+class DimRange(NamedTuple):
+    """`--dim NAME=LO..HI`: inclusive bounds of a dimension; equal bounds fix it, hi None leaves it open."""
+
+    name: str
+    lo: int
+    hi: int | None
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.lo}" if self.lo == self.hi else f"{self.name}={self.lo}..{self.hi or ''}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileOptions:
+    """Everything that a user can ask of a build.
+
+    targets: `backend` or `backend:architecture`; a bare backend means its default architectures.
+    dims: bounds for symbolic dimensions. variants: one specialized program each, tried in this order
+    before the general one. precision: of float arithmetic. exact: forbid reassociation and fused
+    multiply-add across ops. weights: where packed constants live. strip_debug: leave IR text and
+    kernel sources out. disable: passes (`NAME`, `NAME:n` for its n-th run) or rewrite rules to skip.
+    bisect: only the first so many rewrites fire. dump_dir: numbered IR text after each pass.
+    cache_dir: compiled kernels by content. jobs: parallel compilers (None: one per core).
+    c_compiler: the command to compile kernels with ("": search).
+    """
+
+    targets: tuple[str, ...] = ("cpu",)
+    dims: tuple[DimRange, ...] = ()
+    variants: tuple[Binding, ...] = ()
+    precision: str = "fp32"
+    exact: bool = False
+    weights: str = "embedded"
+    strip_debug: bool = False
+    disable: tuple[str, ...] = ()
+    bisect: int | None = None
+    dump_dir: Path | None = field(default=None, metadata=_HERE)
+    cache_dir: Path | None = field(default=None, metadata=_HERE)
+    jobs: int | None = field(default=None, metadata=_HERE)
+    c_compiler: str = field(default="", metadata=_HERE)  # its version is in the artifact's list of tools
+
+    def __post_init__(self) -> None:
+        if not self.targets:
+            raise OptionError("no target given", hint="Name at least one, such as --target cpu.")
+        if len(set(self.targets)) != len(self.targets):
+            raise OptionError(f"a target is given twice: {', '.join(self.targets)}")
+        if self.precision not in PRECISIONS:
+            raise OptionError(f"unknown precision {self.precision!r}", hint=f"Known: {', '.join(PRECISIONS)}.")
+        if self.weights not in WEIGHTS:
+            raise OptionError(f"unknown weights mode {self.weights!r}", hint=f"Known: {', '.join(WEIGHTS)}.")
+        if self.bisect is not None and self.bisect < 0:
+            raise OptionError(f"--bisect counts rewrites from 0, got {self.bisect}")
+        if self.jobs is not None and self.jobs < 1:
+            raise OptionError(f"--jobs needs at least 1, got {self.jobs}")
+        seen: dict[str, DimRange] = {}
+        for dim in self.dims:
+            _check_range(dim)
+            if dim.name in seen and seen[dim.name] != dim:
+                raise OptionError(f"dimension {dim.name!r} is bound twice: {seen[dim.name]} and {dim}")
+            seen[dim.name] = dim
+        for binding in self.variants:
+            for name, extent in binding:
+                allowed = seen.get(name)
+                if allowed and (extent < allowed.lo or (allowed.hi is not None and extent > allowed.hi)):
+                    raise OptionError(f"variant {name}={extent} lies outside --dim {allowed}")
+
+    def dim(self, name: str) -> DimRange | None:
+        """The bounds asked for a dimension."""
+        return next((dim for dim in self.dims if dim.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that change the output, as JSON values."""
+        result: dict[str, Any] = {}
+        for item in fields(self):
+            if item.metadata.get("output", True):
+                value = getattr(self, item.name)
+                result[item.name] = json.loads(json.dumps(value))
+        return result
+
+    def digest(self) -> str:
+        """SHA-256, in hex, over the fields that change the output."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+def _check_range(dim: DimRange) -> None:
+    if not dim.name:
+        raise OptionError("a dimension needs a name", hint="Write NAME=LO..HI or NAME=N.")
+    if dim.lo < 0 or (dim.hi is not None and dim.hi < dim.lo):
+        raise OptionError(f"empty range {dim.lo}..{dim.hi} for dimension {dim.name!r}")
+
+
+def parse_dim_option(text: str) -> DimRange:
+    """Reads `NAME=N`, `NAME=LO..HI` or `NAME=LO..`; raises OptionError."""
+    name, separator, value = text.rpartition("=")
+    match = re.fullmatch(r"\s*(\d+)\s*(?:(\.\.)\s*(\d*))?\s*", value)
+    if not separator or not name.strip() or match is None:
+        raise OptionError(f"cannot read --dim {text!r}", hint="Write NAME=N, NAME=LO..HI or NAME=LO.. (open above).")
+    lo = int(match[1])
+    hi = lo if match[2] is None else int(match[3]) if match[3] else None
+    dim = DimRange(name.strip(), lo, hi)
+    _check_range(dim)
+    return dim
+
+
+def parse_variant_option(text: str) -> tuple[str, tuple[int, ...]]:
+    """Reads `NAME=1,8` as (name, extents); raises OptionError."""
+    name, separator, value = text.rpartition("=")
+    if not separator or not name.strip() or re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", value) is None:
+        raise OptionError(f"cannot read --variant {text!r}", hint="Write NAME=1,8: one program for each extent.")
+    return name.strip(), tuple(dict.fromkeys(int(item) for item in value.split(",")))
+
+
+def combine_variants(choices: Iterable[tuple[str, Sequence[int]]]) -> tuple[Binding, ...]:
+    """Every combination of the extents given for each dimension, in the order given."""
+    merged: dict[str, list[int]] = {}
+    for name, extents in choices:
+        merged.setdefault(name, []).extend(e for e in extents if e not in merged.get(name, ()))
+    if not merged:
+        return ()
+    return tuple(tuple(sorted(zip(merged, combination, strict=True))) for combination in product(*merged.values()))
