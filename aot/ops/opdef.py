@@ -17,7 +17,7 @@ from aot import dims as dimension
 from aot.dims import Dim
 from aot.errors import CompilerError, ModelError
 from aot.expr import Expr
-from aot.ir import Array, Attr, TensorType, Value
+from aot.ir import NO_ATTRS, Array, Attr, TensorType, Value
 
 if TYPE_CHECKING:
     from aot.builder import Builder
@@ -83,7 +83,7 @@ class Sample:
     """One generated test of an op: numpy operands, attributes, and the tolerance to hold."""
 
     operands: tuple[Array | None, ...]
-    attrs: Attrs = MappingProxyType({})
+    attrs: Attrs = field(default_factory=lambda: NO_ATTRS)
     relative: float = 1e-5
     absolute: float = 1e-6
 
