@@ -119,7 +119,10 @@ class _Lowering:
         """The element where the guard holds, else `fill`; only loads need the guard, the rest cannot trap."""
         if guard.op == "const":
             return self.pull(value, indices) if guard.payload else fill
-        return expr.select(guard, _guard_loads(self.pull(value, indices), guard), fill)
+        guarded = _guard_loads(self.pull(value, indices), guard)
+        if guarded.op == "load" and guarded.args[-2] == guard:
+            return Expr("load", (*guarded.args[:-1], fill), guarded.dtype, guarded.payload)
+        return expr.select(guard, guarded, fill)
 
     def _pull(self, value: Value, indices: tuple[Expr, ...]) -> Expr:
         if value in self.inputs:

@@ -1,0 +1,240 @@
+"""From an ORDERED graph to a Program: lower and emit every kernel, place every buffer, fill the tables."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from aot.backend.base import Backend, Emitted, PackedOperand
+from aot.dims import Dim, Symbol
+from aot.dtypes import BY_NUMBER
+from aot.errors import CompilerError, OptionError
+from aot.ir import Const, Graph, Node, Value
+from aot.lower import lower
+from aot.program import (
+    Argument,
+    Constant,
+    Guard,
+    GuardKind,
+    KernelCode,
+    Port,
+    Program,
+    RecipeOp,
+    RecipeStep,
+    Source,
+    Step,
+)
+from aot.storage import pointer_offset_bytes
+from aot.target import Target
+from aot.transforms.place import Plan, place_buffers
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A program that still lacks its code blob, and the sources that the blob is built from."""
+
+    program: Program
+    sources: tuple[tuple[str, str], ...]  # (symbol, text)
+    plan: Plan
+
+    def with_code(self, code: bytes) -> Program:
+        return replace(self.program, code=code)
+
+
+def assemble(
+    graph: Graph,
+    backend: Backend,
+    target: Target,
+    *,
+    variant: str,
+    node_budget: int,
+    report: Callable[[str], None] | None = None,
+) -> Assembled:
+    """The program of an ORDERED graph for one target. Raises CompilerError in the user's names."""
+    kernels = [node for node in graph.nodes if node.op == "kernel"]
+    emitted: list[Emitted] = []
+    for node in kernels:
+        if report is not None:
+            report(str(node.attrs["name"]))
+        try:
+            emitted.append(backend.emit(lower(node, lambda value: value in graph.consts), target))
+        except CompilerError as error:
+            raise CompilerError(error.message, where=error.where or node.where, hint=error.hint) from error
+    table = _ConstantTable(graph)
+    numbers = [
+        {
+            operand: table.number(value, unit.packed.get(operand))
+            for operand, value in enumerate(node.operands)
+            if value in graph.consts
+        }
+        for node, unit in zip(kernels, emitted, strict=True)
+    ]
+    # A constant read in several packings is several constants; a storage root then stands for the plain one.
+    plain = {value: table.plain(value) for value in graph.consts if _is_read_plain(graph, kernels, emitted, value)}
+    plan = place_buffers(graph, plain, node_budget)
+    buffers = list(plan.buffers)
+    constant_buffer: dict[int, int] = {b.index: n for n, b in enumerate(buffers) if b.space.name == "CONST"}
+    codes: list[KernelCode] = []
+    code_number: dict[str, int] = {}
+    steps: list[Step] = []
+    for position, (node, unit) in enumerate(zip(kernels, emitted, strict=True)):
+        symbol = f"k_{hashlib.sha256(unit.source.encode()).hexdigest()[:20]}"
+        if symbol not in code_number:
+            code_number[symbol] = len(codes)
+            label, kind = str(node.attrs["name"]), str(node.attrs["kind"])
+            codes.append(KernelCode(symbol, kind, label, node.locs, unit.schedule, unit.source))
+        arguments = []
+        for operand, value in enumerate((*node.operands, *node.outputs)):
+            constant = numbers[position].get(operand) if operand < len(node.operands) else None
+            if constant is not None:
+                if constant not in constant_buffer:
+                    constant_buffer[constant] = len(buffers)
+                    buffers.append(table.buffer(constant, position))
+                else:
+                    number = constant_buffer[constant]
+                    buffers[number] = replace(buffers[number], last_step=max(buffers[number].last_step, position))
+                arguments.append(Argument(constant_buffer[constant], 0))
+                continue
+            slot = plan.slots[value]
+            arguments.append(Argument(plan.number[slot.root], pointer_offset_bytes(slot, value.type)))
+        steps.append(
+            Step(
+                code_number[symbol], tuple(arguments), unit.dims, unit.scratch_bytes, unit.flops, unit.bytes_moved,
+                position + 1 < len(kernels), node.locs,
+            )
+        )  # fmt: skip
+    symbols = input_symbols(graph)
+    program = Program(
+        target=target.name,
+        variant=variant,
+        symbols=symbols,
+        inputs=tuple(Port(value.name, value.type) for value in graph.inputs),
+        outputs=tuple(Port(value.name, value.type) for value in graph.outputs),
+        state=tuple((graph.inputs.index(i), graph.outputs.index(o)) for i, o in graph.state),
+        guards=guards(graph, symbols),
+        sources=tuple(table.sources),
+        constants=tuple(table.constants),
+        buffers=tuple(buffers),
+        kernels=tuple(codes),
+        steps=tuple(steps),
+        code=b"",
+        peak_bytes=plan.peak_bytes,
+        lower_bound_bytes=plan.lower_bound_bytes,
+        planner=plan.method,
+    )
+    units = {symbol: codes[number].source for symbol, number in code_number.items()}
+    return Assembled(program, tuple(units.items()), plan)
+
+
+def _is_read_plain(graph: Graph, kernels: Sequence[Node], emitted: Sequence[Emitted], value: Value) -> bool:
+    """Whether a kernel, or a view, reads the constant row-major."""
+    if any(node.op != "kernel" and value in node.operands for node in graph.nodes):
+        return True
+    return any(
+        value is operand and number not in unit.packed
+        for node, unit in zip(kernels, emitted, strict=True)
+        for number, operand in enumerate(node.operands)
+    )
+
+
+def input_symbols(graph: Graph) -> tuple[Symbol, ...]:
+    """The symbols that inputs bind, in order; raises OptionError for one that no input gives."""
+    bound: dict[str, Symbol] = {}
+    for value in graph.inputs:
+        for dim in value.type.shape:
+            for symbol in [s for s in graph.symbols if not isinstance(dim, int) and s.dim == dim]:
+                bound.setdefault(symbol.name, symbol)
+    for symbol in graph.symbols:
+        if symbol.name not in bound:
+            raise OptionError(
+                f"the size {symbol.name!r} is not an extent of any input, so it is unknown when the model runs",
+                hint=f"Give it a value: --dim {symbol.name}=N.",
+            )
+    return tuple(bound.values())
+
+
+def guards(graph: Graph, symbols: Sequence[Symbol]) -> tuple[Guard, ...]:
+    """The rules on the extents of the inputs: the first extent that is a symbol binds it, all others must be equal."""
+    number = {symbol.dim: index for index, symbol in enumerate(symbols)}
+    seen: set[Dim] = set()
+    bind: list[Guard] = []
+    equal: list[Guard] = []
+    for port, value in enumerate(graph.inputs):
+        for axis, dim in enumerate(value.type.shape):
+            if dim in number and dim not in seen:
+                seen.add(dim)
+                symbol = symbols[number[dim]]
+                bind.append(
+                    Guard(GuardKind.BIND, port, axis, number[dim], symbol.lo, symbol.hi or 0, symbol.divisor)
+                )
+            else:
+                equal.append(Guard(GuardKind.EQUAL, port, axis, expected=dim))
+    return (*bind, *equal)
+
+
+class _ConstantTable:
+    """Collects the constants of a program: one entry for each (contents, packing)."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.consts: Mapping[Value, Const] = graph.consts
+        self.sources: list[Source] = []
+        self.constants: list[Constant] = []
+        self._source_number: dict[str, int] = {}
+        self._number: dict[tuple[str, tuple[RecipeStep, ...]], int] = {}
+        self._names: set[str] = set()
+
+    def plain(self, value: Value) -> int:
+        return self.number(value, None)
+
+    def number(self, value: Value, packed: PackedOperand | None) -> int:
+        const = self.consts[value]
+        steps = packed.recipe if packed is not None else ()
+        key = (const.digest, steps)
+        if key not in self._number:
+            recipe = (*self._recipe(const), *steps)
+            dtype = packed.dtype if packed is not None else const.dtype.number
+            shape = packed.shape if packed is not None else const.shape
+            name = self._fresh(const.source or f"const_{const.digest[:8]}")
+            anonymous = not const.recipe and not const.source
+            self._number[key] = len(self.constants)
+            self.constants.append(Constant(name, dtype, tuple(shape), recipe, anonymous))
+        return self._number[key]
+
+    def buffer(self, number: int, position: int) -> object:
+        from aot.program import Buffer, Space
+
+        constant = self.constants[number]
+        size = BY_NUMBER[constant.dtype].itemsize_bytes
+        for extent in constant.shape:
+            size *= extent
+        return Buffer(Space.CONST, number, size, 0, (), position, position, constant.name)
+
+    def _recipe(self, const: Const) -> tuple[RecipeStep, ...]:
+        """The steps that make the constant from weights of the source model."""
+        if const.recipe is None:
+            return (RecipeStep(RecipeOp.SOURCE, (self._source(const),)),)
+        numbers = [self._source(source) for source in const.recipe_sources]
+        return tuple(
+            replace(step, operands=(numbers[step.operands[0]],)) if step.op is RecipeOp.SOURCE else step
+            for step in const.recipe
+        )
+
+    def _source(self, const: Const) -> int:
+        if const.digest not in self._source_number:
+            self._source_number[const.digest] = len(self.sources)
+            self.sources.append(Source(self._fresh_source(const), const))
+        return self._source_number[const.digest]
+
+    def _fresh_source(self, const: Const) -> str:
+        name = const.source or f"const_{const.digest[:8]}"
+        taken = {source.name for source in self.sources}
+        return name if name not in taken else f"{name}#{const.digest[:8]}"
+
+    def _fresh(self, name: str) -> str:
+        chosen, count = name, 1
+        while chosen in self._names:
+            count += 1
+            chosen = f"{name}#{count}"
+        self._names.add(chosen)
+        return chosen

@@ -1,0 +1,199 @@
+"""The compiler driver: a model in, an Artifact out. The only module that sees frontend, backend and artifacts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from aot import frontend
+from aot.artifacts import Artifact
+from aot.assemble import Assembled, assemble
+from aot.backend import BACKENDS
+from aot.backend.base import Backend
+from aot.errors import TargetError
+from aot.ir import Graph
+from aot.offsets import DEFAULT_NODE_BUDGET
+from aot.options import CompileOptions, DimRange
+from aot.passes import Context, PassManager
+from aot.pipeline import CORE_PASSES, TARGET_PASSES
+from aot.program import Program
+from aot.target import Target
+from aot.text import print_graph
+from aot.views import VIEW_OPS, representative
+
+Progress = Callable[[str, str], None]
+"""Told (stage, detail) as work goes on."""
+
+
+@dataclass
+class BuildReport:
+    """What a person wants to know of a build. Seconds are told, never stored in the artifact."""
+
+    figures: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    refusals: tuple[tuple[str, str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def compile(
+    model: Any,
+    target: str | Sequence[str] | None = None,
+    *,
+    options: CompileOptions | None = None,
+    progress: Progress | None = None,
+    external_name: str = "",
+    **changes: Any,
+) -> Artifact:
+    """Compiles a model: a path or the bytes of an ONNX file, or an onnx.ModelProto.
+
+    `target` is one or several targets ("cpu", "cpu:x86-64-v3"); `changes` are fields of
+    CompileOptions. `external_name` is the file name of the weights for weights="external".
+    The artifact's `report` says what was done. Raises ModelError, UnsupportedError, OptionError,
+    TargetError; CompilerError is a defect of aotc.
+    """
+    options = replace(options or CompileOptions(), **changes)
+    if target is not None:
+        options = replace(options, targets=(target,) if isinstance(target, str) else tuple(target))
+    tell = progress or (lambda stage, detail: None)
+    report = BuildReport()
+    targets = resolve_targets(options)
+    tell("read", str(model) if isinstance(model, (str, os.PathLike)) else "model")
+    with report.stage("read"):
+        graph, info = frontend.load_with_info(model, dims=options.dims)
+    programs: list[Program] = []
+    debug: dict[str, str] = {}
+    contexts: list[Context] = []
+    for variant_name, variant in _variants(options):
+        with report.stage("transform"):
+            context = Context(options=variant, target=targets[0][1])
+            contexts.append(context)
+            core = PassManager(CORE_PASSES, context, report=lambda name: tell("transform", name)).run(graph)
+        for backend, hardware in targets:
+            with report.stage("fuse and plan"):
+                targeted = replace(context, target=hardware)
+                ordered = PassManager(TARGET_PASSES, targeted, report=lambda name: tell("fuse and plan", name)).run(core)
+                assembled = assemble(ordered, backend, hardware, variant=variant_name, node_budget=DEFAULT_NODE_BUDGET)
+            tell("compile", f"{len(assembled.sources)} kernels for {hardware.name}")
+            with report.stage("compile"):
+                code = _build(backend, assembled, hardware, options)
+            programs.append(assembled.with_code(code))
+            label = f"{hardware.name}{' ' + variant_name if variant_name else ''}"
+            debug[label] = print_graph(ordered)
+            if not report.figures:
+                report.figures = figures(graph, core, ordered, assembled)
+    report.refusals = tuple(
+        dict.fromkeys((r.rule, r.where, r.reason) for context in contexts for r in context.diagnostics.refusals)
+    )
+    report.notes = tuple(dict.fromkeys((*info.warnings, *(n for c in contexts for n in c.diagnostics.notes))))
+    tell("write", "artifact")
+    with report.stage("write"):
+        meta = _meta(options, info, report, targets)
+        artifact = Artifact.build(
+            programs,
+            meta=meta,
+            weights=options.weights,  # type: ignore[arg-type]  # checked by CompileOptions
+            debug=None if options.strip_debug else debug,
+            external_name=external_name,
+        )
+    artifact.report = report
+    return artifact
+
+
+def check(model: Any) -> list[Any]:
+    """The ops of a model that cannot be compiled, with their nodes and counts; empty when all can."""
+    return list(frontend.check(model))
+
+
+def resolve_targets(options: CompileOptions) -> list[tuple[Backend, Target]]:
+    """Backends and targets asked for, the most specific first; raises TargetError for an unknown one."""
+    found: list[tuple[Backend, Target]] = []
+    for text in options.targets:
+        name, _, architecture = text.partition(":")
+        if name not in BACKENDS:
+            raise TargetError(f"no backend {name!r}", hint=f"Backends: {', '.join(sorted(BACKENDS))}.")
+        backend = BACKENDS[name]
+        for each in (architecture,) if architecture else backend.default_architectures:
+            target = backend.target(each)
+            if all(target.name != known.name for _, known in found):
+                found.append((backend, target))
+    return found
+
+
+def _build(backend: Backend, assembled: Assembled, target: Target, options: CompileOptions) -> bytes:
+    return backend.build(
+        assembled.sources, target, options.cache_dir, jobs=options.jobs, compiler=options.c_compiler or None
+    )
+
+
+def _variants(options: CompileOptions) -> Iterator[tuple[str, CompileOptions]]:
+    """(name, options) of every program to make; the generic one last."""
+    for binding in options.variants:
+        fixed = {name: DimRange(name, extent, extent) for name, extent in binding}
+        kept = tuple(dim for dim in options.dims if dim.name not in fixed)
+        name = ",".join(f"{name}={extent}" for name, extent in binding)
+        yield name, replace(options, dims=(*kept, *fixed.values()), variants=())
+    yield "", options
+
+
+def figures(source: Graph, core: Graph, ordered: Graph, assembled: Assembled) -> dict[str, Any]:
+    """The numbers of a build: ops, kernels, bytes at a typical shape, memory."""
+    moved_before = sum(
+        representative(value.type.bytes)
+        for node in core.nodes
+        if node.op not in VIEW_OPS
+        for value in (*node.operands, *node.outputs)
+    )
+    kernels = [node for node in ordered.nodes if node.op == "kernel"]
+    moved_after = sum(representative(v.type.bytes) for node in kernels for v in (*node.operands, *node.outputs))
+    by_kind: dict[str, int] = {}
+    for node in kernels:
+        by_kind[str(node.attrs["kind"])] = by_kind.get(str(node.attrs["kind"]), 0) + 1
+    return {
+        "ops_in": len(source.nodes),
+        "ops_simplified": len(core.nodes),
+        "kernels_out": len(kernels),
+        "kernels_distinct": len(assembled.sources),
+        "kernels_by_kind": dict(sorted(by_kind.items())),
+        "bytes_moved_unfused": moved_before,
+        "bytes_moved_fused": moved_after,
+        "peak_bytes": representative(assembled.program.peak_bytes),
+        "lower_bound_bytes": representative(assembled.program.lower_bound_bytes),
+        "planner": assembled.program.planner,
+        "weights_bytes": sum(source.const.bytes for source in assembled.program.sources),
+    }
+
+
+def _meta(
+    options: CompileOptions, info: Any, report: BuildReport, targets: Sequence[tuple[Backend, Target]]
+) -> Mapping[str, Any]:
+    from importlib.metadata import version
+
+    import numpy
+    import onnx
+
+    tools: dict[str, str] = {}
+    for backend, _ in targets:
+        tools.update(backend.tools(options.c_compiler or None))
+    return {
+        "aotc": version("aotc"),
+        "build": report.figures,
+        "fusion_refusals": [list(item) for item in report.refusals],
+        "notes": list(report.notes),
+        "options": options.to_json(),
+        "source": info.to_json(),
+        "targets": [target.name for _, target in targets],
+        "tools": {**tools, "numpy": numpy.__version__, "onnx": onnx.__version__},
+    }
+

@@ -1,0 +1,47 @@
+"""The compiler's passes, top to bottom: the one list.
+
+Each ordering constraint is a comment naming the test that fails when it is broken.
+"""
+
+from __future__ import annotations
+
+from aot.passes import Pass
+from aot.transforms.bind_shapes import bind_shapes
+from aot.transforms.decompose import decompose
+from aot.transforms.dedupe import dedupe
+from aot.transforms.fold import fold
+from aot.transforms.fuse import fuse
+from aot.transforms.layout import assign_layouts
+from aot.transforms.normalize import normalize
+from aot.transforms.order import order
+from aot.transforms.place import finish_layouts, reuse_in_place
+from aot.transforms.recognize import recognize
+from aot.transforms.simplify import simplify
+
+CORE_PASSES: tuple[Pass, ...] = (
+    bind_shapes,
+    normalize,
+    fold,
+    recognize,  # before simplify: idioms are matched as exporters write them
+    simplify,
+    fold,  # simplify leaves constant arithmetic (conv x batch-norm scales)
+    normalize,
+    dedupe,
+    decompose,
+    simplify,  # decompositions leave reshapes, and multiplications that a weight can take
+    fold,
+    normalize,
+    dedupe,
+)
+"""The same for every target."""
+
+TARGET_PASSES: tuple[Pass, ...] = (
+    assign_layouts,  # before fuse: it inserts copies, which fuse into their neighbours
+    fuse,
+    order,  # before finish_layouts: placement is paid for by the order
+    finish_layouts,
+    reuse_in_place,
+)
+"""These ask the target for its numbers."""
+
+PIPELINE = (*CORE_PASSES, *TARGET_PASSES)

@@ -1,0 +1,300 @@
+"""Chooses where every tensor's elements lie: memory order and halo. Inserts a copy only where two wishes meet.
+
+Sliding windows want channels innermost and a zero halo around their input; graph inputs and outputs are
+row-major; everything else follows its operands, or its consumers where it is free. A transpose never
+moves bytes; a reshape does only if its groups of axes are not adjacent in memory, and then a `copy`
+stands before it. After this pass:
+  - every `conv` reads a value whose halo covers its padding,
+  - every VIEW node except a stepped-backwards slice is an alias of its input,
+  - every operand of a `concat` can be written straight into the result,
+  - every graph output is a dense row-major value of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from aot.dims import Dim
+from aot.ir import Graph, Layout, Level, Node, Value
+from aot.ops import OPS, Kind
+from aot.passes import Context, transform
+from aot.views import VIEW_OPS, representative, view_of
+
+Order = tuple[int, ...]
+Halo = tuple[tuple[int, int], ...]
+
+_FEW_CHANNELS = 4
+"""Up to this many input channels a convolution reads any order as fast as channels-last."""
+
+_POOLS = ("max_pool", "avg_pool")
+
+
+def channels_last(rank: int) -> Order:
+    """The memory order N, spatial…, C of logical N, C, spatial…."""
+    return (0, *range(2, rank), 1)
+
+
+def _identity(rank: int) -> Order:
+    return tuple(range(rank))
+
+
+@transform(takes=Level.CORE, gives=Level.CORE)
+def assign_layouts(graph: Graph, context: Context) -> Graph:
+    """Gives every value its order and halo, and inserts the copies that this needs."""
+    return _Assigner(graph, context).run()
+
+
+def consumer_orders(graph: Graph) -> dict[Value, tuple[Order, int]]:
+    """The memory order that the readers of each value would like, with how much it matters (1 to 3)."""
+    wanted: dict[Value, tuple[Order, int]] = {}
+
+    def wish(value: Value, order: Order, weight: int) -> None:
+        if value not in wanted or weight > wanted[value][1]:
+            wanted[value] = (order, weight)
+
+    for value in graph.outputs:
+        wish(value, _identity(value.type.rank), 1)
+    for node in reversed(graph.nodes):
+        out, weight = wanted.get(node.outputs[0], (None, 0))
+        if node.op == "conv":
+            source = node.operands[0]
+            few = isinstance(source.type.shape[1], int) and source.type.shape[1] <= _FEW_CHANNELS
+            if not few:
+                wish(source, channels_last(source.type.rank), 3)
+        elif node.op in _POOLS:
+            wish(node.operands[0], channels_last(node.operands[0].type.rank), 2)
+        elif node.op == "transpose":
+            perm = _ints(node.attrs["perm"])
+            if out is not None:
+                wish(node.operands[0], tuple(perm[axis] for axis in out), weight)
+        elif node.op == "reshape":
+            source = node.operands[0]
+            order = _through_unit_axes(source.type.shape, node.output.type.shape, out) if out is not None else None
+            wish(source, order or _identity(source.type.rank), weight if order else 1)
+        elif node.op == "matmul":
+            for operand in node.operands:
+                wish(operand, _identity(operand.type.rank), 1)
+        elif out is not None:
+            for operand in node.operands:
+                if operand.type.rank == len(out):
+                    wish(operand, out, weight)
+    return wanted
+
+
+def _through_unit_axes(shape: Sequence[Dim], new_shape: Sequence[Dim], order: Order) -> Order | None:
+    """The order before a reshape that only adds or drops axes of extent 1, given the order after it."""
+    old = [axis for axis, extent in enumerate(shape) if extent != 1]
+    new = [axis for axis, extent in enumerate(new_shape) if extent != 1]
+    if [shape[axis] for axis in old] != [new_shape[axis] for axis in new]:
+        return None
+    moved = [old[new.index(axis)] for axis in order if axis in new]
+    return tuple(axis for axis in range(len(shape)) if axis not in old) + tuple(moved)
+
+
+class _Assigner:
+    """One run: rebuilds the graph front to back with layouts in the types."""
+
+    def __init__(self, graph: Graph, context: Context) -> None:
+        self.graph = graph
+        self.context = context
+        self.wanted = consumer_orders(graph)
+        self.halos = _halos_wanted(graph)
+        self.nodes: list[Node] = []
+        self.new: dict[Value, Value] = {value: value for value in (*graph.inputs, *graph.consts)}
+        self.copies: dict[tuple[Value, Layout], Value] = {}
+        self.fixed = set(graph.inputs) | set(graph.consts)  # values whose bytes are not ours to arrange
+        self.in_concat: set[Value] = set()
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            self._visit(node)
+        outputs: list[Value] = []
+        state_outputs = {output: source for source, output in self.graph.state}
+        for value in self.graph.outputs:
+            new = self.new[value]
+            if not self._may_be_output(new, outputs):
+                new = self._copy(new, Layout(), ("output",), fresh=True)
+            outputs.append(new)
+        renamed = {old: new for old, new in zip(self.graph.outputs, outputs, strict=True)}
+        outputs = [replace_name(value, old.name) for value, old in zip(outputs, self.graph.outputs, strict=True)]
+        final = dict(zip((renamed[v] for v in self.graph.outputs), outputs, strict=True))
+        nodes = tuple(_rename(node, final) for node in self.nodes)
+        state = tuple(
+            (source, outputs[self.graph.outputs.index(output)]) for output, source in state_outputs.items()
+        )
+        return self.graph.with_(nodes=nodes, outputs=tuple(outputs), state=state)
+
+    # One node.
+
+    def _visit(self, node: Node) -> None:
+        inputs = [None if value is None else self.new[value] for value in node.inputs]
+        if node.op in VIEW_OPS and self._try_view(node, inputs):
+            return
+        if node.op == "conv":
+            inputs[0] = self._window_input(node, _must(inputs[0]))
+        if node.op == "concat":
+            order = self._order(node, inputs)
+            inputs = [self._part(_must(value), order, node) for value in inputs]
+        outputs = []
+        for old in node.outputs:
+            order = self._order(node, inputs, old)
+            halo = self.halos.get(old, ())
+            layout = Layout(order=() if order == _identity(old.type.rank) else order, halo=halo)
+            outputs.append(Value(old.type.with_layout(layout), old.name))
+            self.new[old] = outputs[-1]
+        self.nodes.append(replace(node, inputs=tuple(inputs), outputs=tuple(outputs)))
+
+    def _order(self, node: Node, inputs: Sequence[Value | None], out: Value | None = None) -> Order:
+        """The memory order of one result."""
+        old = out or node.outputs[0]
+        rank = old.type.rank
+        wish, weight = self.wanted.get(old, (_identity(rank), 0))
+        if node.op == "conv":
+            return channels_last(rank)
+        if node.op in ("matmul", "attention"):
+            return wish if wish and wish[-1] == rank - 1 else _identity(rank)
+        if node.op == "copy" and node.output.type.layout.order:
+            return node.output.type.layout.order
+        followed = [v for v in inputs if v is not None and v.type.rank == rank and v not in self.graph.consts]
+        if OPS[node.op].kind is Kind.REDUCE and not node.attrs.get("keepdims", True):
+            (source,) = (v for v in inputs if v is not None)
+            axes = _ints(node.attrs["axes"]) if "axes" in node.attrs else (_int(node.attrs["axis"]),)
+            gone = {axis % source.type.rank for axis in axes}
+            kept = [axis for axis in range(source.type.rank) if axis not in gone]
+            return tuple(kept.index(axis) for axis in source.type.order if axis in kept)
+        if node.op in ("gather", "gather_nd") or not followed:
+            return wish
+        leader = max(followed, key=lambda v: representative(v.type.elements))
+        if weight == 3 and leader in self.fixed:
+            return wish  # the bytes pass through here anyway: leave them as the window wants them
+        return leader.type.order
+
+    # Views.
+
+    def _try_view(self, node: Node, inputs: Sequence[Value | None]) -> bool:
+        """Emits the VIEW node as an alias, after a copy of its input where needed; False if it cannot be one."""
+        source = _must(inputs[0])
+        if node.op == "slice" and any(step < 1 for step in _ints(node.attrs["steps"])):
+            return False
+        view = view_of(node, source.type)
+        if view is None:
+            source = self._copy(source, Layout(), node.locs)
+            view = view_of(node, source.type)
+        if view is None:
+            return False
+        out = Value(view.type, node.output.name)
+        self.new[node.output] = out
+        self.fixed.add(out)
+        self.nodes.append(replace(node, inputs=(source,), outputs=(out,)))
+        return True
+
+    # Wishes of particular consumers.
+
+    def _window_input(self, node: Node, value: Value) -> Value:
+        """The convolution's input with a halo that covers its padding, and channels last unless they are few."""
+        rank = value.type.rank
+        pads = _ints(node.attrs["pads"])
+        spatial = rank - 2
+        needed: Halo = ((0, 0), (0, 0), *((pads[i], pads[spatial + i]) for i in range(spatial)))
+        channels = value.type.shape[1]
+        depthwise = _int(node.attrs["groups"]) > 1
+        few = isinstance(channels, int) and channels <= _FEW_CHANNELS and not depthwise
+        # A view may be read as it is when nothing has to surround it and channels are adjacent.
+        padded = any(before or after for before, after in needed)
+        innermost = value.type.strides[1] == 1 or few
+        covered = all(h[0] >= n[0] and h[1] >= n[1] for h, n in zip(value.type.halo, needed, strict=True))
+        if value not in self.graph.consts and innermost and (covered if value not in self.fixed else not padded):
+            return value
+        order = value.type.order if few and value.type.order == _identity(rank) else channels_last(rank)
+        halo = self.halos.get(node.operands[0], needed)
+        halo = needed if not all(h[0] >= n[0] and h[1] >= n[1] for h, n in zip(halo, needed, strict=True)) else halo
+        layout = Layout(order=() if order == _identity(rank) else order, halo=halo if padded else ())
+        return self._copy(value, layout, node.locs)
+
+    def _part(self, value: Value, order: Order, node: Node) -> Value:
+        """A value that can be written straight into a concatenation of the given order."""
+        free = value not in self.fixed and value not in self.in_concat and value.type.order == order
+        if value.type.layout.halo:
+            # The part gets the halo of the whole; that must do for the part's own convolutions.
+            whole = self.halos.get(node.output, ((0, 0),) * value.type.rank)
+            covers = all(h[0] <= w[0] and h[1] <= w[1] for h, w in zip(value.type.halo, whole, strict=True))
+            free = free and covers and _int(node.attrs["axis"]) % value.type.rank == 1
+        outputs = {self.new.get(v) for v in self.graph.outputs}
+        if not free or value in outputs or self.producer_is_concat(value):
+            identity = _identity(value.type.rank)
+            value = self._copy(value, Layout(order=() if order == identity else order), node.locs, fresh=True)
+        self.in_concat.add(value)
+        return value
+
+    def producer_is_concat(self, value: Value) -> bool:
+        return any(node.op == "concat" and value in node.outputs for node in self.nodes)
+
+    def _may_be_output(self, value: Value, taken: Sequence[Value]) -> bool:
+        dense = not value.type.layout
+        return dense and value not in self.fixed and value not in taken and value not in self.in_concat
+
+    def _copy(self, value: Value, layout: Layout, locs: tuple[str, ...], fresh: bool = False) -> Value:
+        key = (value, layout)
+        if fresh or key not in self.copies:
+            out = Value(value.type.with_layout(layout), value.name)
+            self.nodes.append(Node("copy", (value,), (out,), locs=locs))
+            if fresh:
+                return out
+            self.copies[key] = out
+        return self.copies[key]
+
+
+def _halos_wanted(graph: Graph) -> dict[Value, Halo]:
+    """For values whose producer may write a halo: the largest padding of the convolutions that read them.
+
+    A value that a reshape or transpose also reads keeps no halo (the view would not be dense); its
+    convolutions then read a copy.
+    """
+    wanted: dict[Value, list[list[int]]] = {}
+    for node in graph.nodes:
+        if node.op != "conv":
+            continue
+        pads = _ints(node.attrs["pads"])
+        if not any(pads):
+            continue
+        source = node.operands[0]
+        spatial = source.type.rank - 2
+        halo = wanted.setdefault(source, [[0, 0] for _ in range(source.type.rank)])
+        for axis in range(spatial):
+            halo[2 + axis][0] = max(halo[2 + axis][0], pads[axis])
+            halo[2 + axis][1] = max(halo[2 + axis][1], pads[spatial + axis])
+    viewed = {value for node in graph.nodes if node.op in VIEW_OPS for value in node.operands}
+    excluded = viewed | set(graph.outputs)
+    return {
+        value: tuple((before, after) for before, after in halo)
+        for value, halo in wanted.items()
+        if value not in excluded
+    }
+
+
+def replace_name(value: Value, name: str) -> Value:
+    """The same value, new object, named as the user named the output."""
+    return Value(value.type, name or value.name)
+
+
+def _rename(node: Node, renamed: dict[Value, Value]) -> Node:
+    inputs = tuple(renamed.get(v, v) if v is not None else None for v in node.inputs)
+    outputs = tuple(renamed.get(v, v) for v in node.outputs)
+    return replace(node, inputs=inputs, outputs=outputs)
+
+
+def _must(value: Value | None) -> Value:
+    assert value is not None
+    return value
+
+
+def _ints(attr: object) -> tuple[int, ...]:
+    assert isinstance(attr, tuple)
+    return tuple(int(item) for item in attr)  # type: ignore[arg-type]
+
+
+def _int(attr: object) -> int:
+    assert isinstance(attr, int)
+    return attr
+
