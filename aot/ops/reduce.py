@@ -51,11 +51,9 @@ def _reference(function: str) -> Any:
     def run(attrs: Attrs, x: Array) -> Array:
         axes, keep = axes_attr(attrs, x.ndim), bool(attrs["keepdims"])
         with np.errstate(all="ignore"):
-            if function == "sum":
-                total = np.sum(_wide_array(x), axis=axes, keepdims=keep, dtype=x.dtype if x.dtype.kind in "iu" else None)
-                return np.asarray(total).astype(x.dtype)
-            if function == "prod":
-                total = np.prod(_wide_array(x), axis=axes, keepdims=keep, dtype=x.dtype if x.dtype.kind in "iu" else None)
+            if function in ("sum", "prod"):
+                wide_type = x.dtype if x.dtype.kind in "iu" else np.float64
+                total = (np.sum if function == "sum" else np.prod)(x, axis=axes, keepdims=keep, dtype=wide_type)
                 return np.asarray(total).astype(x.dtype)
             if function == "max":
                 return np.asarray(np.max(x, axis=axes, keepdims=keep, initial=lowest(x.dtype)), dtype=x.dtype)

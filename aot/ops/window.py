@@ -138,7 +138,8 @@ def _conv_reference(attrs: Attrs, x: Array, w: Array, bias: Array | None = None)
     groups = int_attr(attrs, "groups")
     batch, channels = x.shape[:2]
     outputs, inputs = w.shape[0] // groups, channels // groups
-    out = [(n + b + e - r) // s + 1 for n, b, e, r, s in zip(x.shape[2:], g.begins, g.ends, g.reach, g.strides, strict=True)]
+    sides = zip(x.shape[2:], g.begins, g.ends, g.reach, g.strides, strict=True)
+    out = [(n + begin + end - reach) // stride + 1 for n, begin, end, reach, stride in sides]
     dtype = accumulator(x, batch * w.size * math.prod(out))
     padded = _padded(x, g, 0).astype(dtype)
     weights = w.astype(dtype).reshape(groups, outputs, inputs, *w.shape[2:])
