@@ -107,7 +107,8 @@ def _verify_node(node: Node, level: Level) -> None:
     if node.op not in OPS:
         raise VerifyError(f"unknown op {node.op!r}", where=node.where, node=node)
     op = OPS[node.op]
-    if level is not Level.CORE and op.kind is not Kind.VIEW:
+    # A concatenation outside of a kernel is written into place by the kernels that make its operands.
+    if level is not Level.CORE and op.kind is not Kind.VIEW and node.op != "concat":
         raise VerifyError(
             f"level {level.name.lower()} has kernel nodes and views; {node.op} is of kind {op.kind.value}",
             where=node.where,
@@ -136,8 +137,10 @@ def _verify_kernel(node: Node, level: Level) -> None:
     def fail(reason: str) -> VerifyError:
         return VerifyError(reason, where=node.where, node=node)
 
-    if set(node.attrs) != {"kind", "name"}:
-        raise fail(f"a kernel has the attributes kind and name, not {sorted(node.attrs)}")
+    if not {"kind", "name"} <= set(node.attrs) <= {"kind", "name", "in_place"}:
+        raise fail(f"a kernel has the attributes kind, name and perhaps in_place, not {sorted(node.attrs)}")
+    if "in_place" in node.attrs:
+        _verify_in_place(node, level)
     kind, name = node.attrs["kind"], node.attrs["name"]
     if kind not in _KERNEL_KINDS:
         raise fail(f"kind {kind!r} is none of {sorted(_KERNEL_KINDS)}")
@@ -166,6 +169,17 @@ def _verify_kernel(node: Node, level: Level) -> None:
         for part in body.nodes:
             if part.op == "conv":
                 _verify_halo(part, node, outside_type)
+
+
+def _verify_in_place(node: Node, level: Level) -> None:
+    """The first output may lie in the bytes of an operand of the same type, once layouts are final."""
+    number = node.attrs["in_place"]
+    if level is not Level.ORDERED or not isinstance(number, int) or not 0 <= number < len(node.operands):
+        raise VerifyError(f"in_place {number!r} names no operand, or layouts are not final", where=node.where, node=node)
+    if node.operands[number].type != node.outputs[0].type:
+        raise VerifyError(
+            f"in_place: {node.operands[number].type} is replaced by {node.outputs[0].type}", where=node.where, node=node
+        )
 
 
 def _verify_halo(conv: Node, kernel: Node, outside_type: Mapping[Value, TensorType]) -> None:
@@ -261,8 +275,19 @@ def _is_row_major(type_: TensorType) -> bool:
     )
 
 
+def _part_fault(node: Node) -> str:
+    """Why an operand of a concatenation does not lie in the whole, or nothing: its strides differ."""
+    whole = node.output.type
+    for number, part in enumerate(node.operands):
+        if _effective(part.type.shape, list(part.type.strides)) != _effective(part.type.shape, list(whole.strides)):
+            return f"operand {number} has other strides than the whole"
+    return ""
+
+
 def _view_fault(node: Node) -> str:
     """Why a VIEW node would have to move bytes, or nothing. Judged on the strides of both sides."""
+    if node.op == "concat":
+        return _part_fault(node)
     source = node.inputs[0]
     assert source is not None
     given, wanted = source.type, node.output.type

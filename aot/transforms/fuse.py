@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from aot.dims import Dim
-from aot.ir import Const, Graph, Level, Node, Value
+from aot.ir import ROW_MAJOR, Const, Graph, Level, Node, Value
 from aot.lower import POOLS, ROOT_OPS
 from aot.ops import OPS, Kind
 from aot.passes import Context, transform
@@ -357,7 +357,8 @@ class _Fuser:
 
     def _kernel(self, cluster: _Cluster, names: dict[str, int]) -> tuple[Node, dict[Value, Value]]:
         """The kernel node of a cluster, and its new output for each value of the cluster read outside."""
-        inside = {value for node in cluster.nodes for value in node.outputs}
+        # Layouts are decided outside, so the body says none.
+        inside = {v: Value(v.type.with_layout(ROW_MAJOR), v.name) for node in cluster.nodes for v in node.outputs}
         inputs: dict[Value, Value] = {}
         consts: dict[Value, Const] = {}
         body: list[Node] = []
@@ -365,13 +366,14 @@ class _Fuser:
             operands: list[Value | None] = []
             for value in node.inputs:
                 if value is None or value in inside:
-                    operands.append(value)
+                    operands.append(None if value is None else inside[value])
                 elif value in self.graph.consts and self.graph.consts[value].bytes <= value.type.dtype.itemsize_bytes:
                     consts[value] = self.graph.consts[value]
                     operands.append(value)
                 else:
-                    operands.append(inputs.setdefault(value, Value(value.type, value.name)))
-            body.append(replace(node, inputs=tuple(operands)))
+                    fresh = Value(value.type.with_layout(ROW_MAJOR), value.name)
+                    operands.append(inputs.setdefault(value, fresh))
+            body.append(replace(node, inputs=tuple(operands), outputs=tuple(inside[v] for v in node.outputs)))
         exported = [v for node in cluster.nodes for v in node.outputs if self._read_elsewhere(v, cluster)]
         exported.sort(key=lambda v: -representative(v.type.elements))
         locs = tuple(dict.fromkeys(loc for node in cluster.nodes for loc in node.locs))
@@ -379,7 +381,7 @@ class _Fuser:
         base = _identifier(f"{kind}_{cluster.nodes[-1].locs[-1] if cluster.nodes[-1].locs else cluster.nodes[-1].op}")
         names[base] = names.get(base, 0) + 1
         name = base if names[base] == 1 else f"{base}_{names[base]}"
-        region = Graph(name, tuple(inputs.values()), consts, tuple(body), tuple(exported))
+        region = Graph(name, tuple(inputs.values()), consts, tuple(body), tuple(inside[v] for v in exported))
         outputs = {value: Value(value.type, value.name) for value in exported}
         attrs = MappingProxyType({"kind": kind, "name": name})
         return Node("kernel", tuple(inputs), tuple(outputs.values()), attrs, locs, (region,)), outputs
