@@ -11,13 +11,29 @@ computed once, in any order (parallel). Later axes are reduction axes: they appe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Union
 
 from aot.dims import Dim
 from aot.dtypes import DType
 from aot.expr import Expr
 from aot.ir import TensorType
-from aot.ops.opdef import Kind
+
+
+class Kind(Enum):
+    """What a backend has to be able to emit; see the table in the design."""
+
+    MAP = "map"
+    REDUCE = "reduce"
+    ROW = "row"
+    SCAN_AXIS = "scan_axis"
+    CONTRACT = "contract"
+    WINDOW = "window"
+    ATTEND = "attend"
+    GATHER = "gather"
+    VIEW = "view"
+    OPAQUE = "opaque"
+    KERNEL = "kernel"  # the fused node itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,22 +22,6 @@ if TYPE_CHECKING:
     from aot.builder import Builder
 
 Attrs = Mapping[str, Attr]
-
-
-class Kind(Enum):
-    """What a backend has to be able to emit; see the table in the design."""
-
-    MAP = "map"
-    REDUCE = "reduce"
-    ROW = "row"
-    SCAN_AXIS = "scan_axis"
-    CONTRACT = "contract"
-    WINDOW = "window"
-    ATTEND = "attend"
-    GATHER = "gather"
-    VIEW = "view"
-    OPAQUE = "opaque"
-    KERNEL = "kernel"  # the fused node itself
 
 
 class OpError(ModelError):
