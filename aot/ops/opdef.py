@@ -17,6 +17,7 @@ from aot.dims import Dim
 from aot.errors import CompilerError, ModelError
 from aot.expr import Expr
 from aot.ir import NO_ATTRS, Array, Attr, TensorType, Value
+from aot.kernel import Kind as Kind
 
 if TYPE_CHECKING:
     from aot.builder import Builder
