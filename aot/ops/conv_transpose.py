@@ -58,7 +58,7 @@ def _reference(attrs: Attrs, x: Array, w: Array, bias: Array | None = None) -> A
     dtype = accumulator(x, batch * w.size * math.prod(extents))
     full = [(n - 1) * s + r + p for n, s, r, p in zip(extents, g.strides, g.reach, extra, strict=True)]
     total = np.zeros((batch, groups, outputs, *full), dtype)
-    columns = x.astype(dtype).reshape(batch, groups, inputs, -1)
+    columns = x.astype(dtype).reshape(batch, groups, inputs, math.prod(extents))
     weights = w.astype(dtype).reshape(groups, inputs, outputs, *g.window)
     with np.errstate(all="ignore"):
         for tap in np.ndindex(*g.window):

@@ -179,8 +179,8 @@ def broadcast_shapes(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:
 
 
 def normalize_axis(axis: int, rank: int) -> int:
-    """A non-negative axis; raises OpError when out of range."""
-    if not -rank <= axis < max(rank, 1):
+    """A non-negative axis; raises OpError when out of range. Rank 0 counts as one axis, as in numpy."""
+    if not -max(rank, 1) <= axis < max(rank, 1):
         raise OpError(f"axis {axis} is out of range for rank {rank}")
     return axis % rank if rank else 0
 

@@ -146,7 +146,7 @@ def _conv_reference(attrs: Attrs, x: Array, w: Array, bias: Array | None = None)
     total = np.zeros((batch, groups, outputs, math.prod(out)), dtype)
     with np.errstate(all="ignore"):
         for tap in _taps(g.window):
-            columns = _tap(padded, tap, g, out).reshape(batch, groups, inputs, -1)
+            columns = _tap(padded, tap, g, out).reshape(batch, groups, inputs, math.prod(out))
             factors = weights[(slice(None), slice(None), slice(None), *tap)]
             total += factors[None] * columns if inputs == 1 else np.matmul(factors[None], columns)
         result = total.reshape(batch, groups * outputs, *out)

@@ -1,0 +1,84 @@
+"""Evaluates access rules with numpy, for every output index at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aot import expr as expression
+from aot.dtypes import from_numpy
+from aot.expr import Expr, axis, load
+from aot.ir import Array, TensorType
+from aot.ops import OpDef
+from aot.ops.opdef import Attrs
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """Operand `number` as an access rule sees it."""
+
+    number: int
+    type: TensorType
+
+    def at(self, indices: Sequence[Expr]) -> Expr:
+        assert len(indices) == self.type.rank
+        return load(self.number, self.type.dtype, indices)
+
+    def at_if(self, guard: Expr, indices: Sequence[Expr], fill: Expr) -> Expr:
+        assert len(indices) == self.type.rank and fill.dtype == self.type.dtype
+        return Expr("load", (*indices, guard, fill), self.type.dtype, self.number)
+
+
+def evaluate_access(op: OpDef, attrs: Attrs, operands: Sequence[Array | None], out: TensorType) -> Array:
+    """The result of an access rule; asserts that nothing is read out of range."""
+    shape = tuple(int(extent) for extent in out.shape)  # type: ignore[arg-type]
+    sources = [
+        None if array is None else ArraySource(number, TensorType(from_numpy(array.dtype), array.shape))
+        for number, array in enumerate(operands)
+    ]
+    assert op.access is not None
+    rule = op.access(attrs, sources, out, [axis(position) for position in range(len(shape))])
+    assert rule.dtype == out.dtype
+    places = np.indices(shape, dtype=np.int64)
+    return np.array(np.broadcast_to(evaluate_expr(rule, operands, list(places)), shape))
+
+
+def evaluate_expr(rule: Expr, operands: Sequence[Array | None], axes: Sequence[Array]) -> Array:
+    """An index expression's value where `axes` are the indices; loads check their range."""
+    values: dict[Expr, Any] = {}
+    for node in expression.walk(rule):
+        args = [values[a] for a in node.args]
+        if node.op == "axis":
+            values[node] = axes[node.payload]
+        elif node.op == "const":
+            values[node] = np.asarray(node.payload, dtype=node.dtype.numpy)
+        elif node.op == "cast":
+            values[node] = expression.convert(args[0], node.dtype)
+        elif node.op == "load":
+            array = operands[node.payload]
+            assert array is not None
+            values[node] = _load(array, args)
+        else:
+            values[node] = expression.NUMPY[node.op](*args)
+        assert np.asarray(values[node]).dtype == node.dtype.numpy, expression.text(node)
+    return np.asarray(values[rule])
+
+
+def _load(array: Array, args: list[Any]) -> Any:
+    indices, rest = args[: array.ndim], args[array.ndim :]
+    if not rest:
+        for index, extent in zip(indices, array.shape, strict=True):
+            assert np.all((np.asarray(index) >= 0) & (np.asarray(index) < extent)), "read out of range"
+        return array[tuple(indices)]
+    guard, fill = rest
+    for index, extent in zip(indices, array.shape, strict=True):
+        inside = (np.asarray(index) >= 0) & (np.asarray(index) < extent)
+        assert np.all(inside | ~np.asarray(guard)), "read out of range under its guard"
+    if not array.size:
+        assert not np.any(guard)
+        return fill
+    clipped = [np.clip(index, 0, extent - 1) for index, extent in zip(indices, array.shape, strict=True)]
+    return np.where(guard, array[tuple(clipped)], fill)

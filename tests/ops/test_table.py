@@ -1,0 +1,168 @@
+"""Every op against itself: infer, body, reference, access and decomposition must tell one story."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aot import dims as dimension
+from aot.builder import Builder
+from aot.dims import Symbol
+from aot.dtypes import from_numpy
+from aot.evaluate import evaluate, evaluate_op
+from aot.ir import Array, Graph, TensorType, Value
+from aot.ops import OPS, AttrSpec, DimMismatch, Kind, OpError, Sample, infer
+from tests.ops.access import evaluate_access
+
+# One op, one row, all its samples: the generator is seeded by the op's name, so rows do not depend on each other.
+SAMPLES: dict[str, list[Sample]] = {
+    name: list(op.samples(np.random.default_rng(zlib.crc32(name.encode())))) for name, op in OPS.items()
+}
+CASES = [
+    pytest.param(name, sample, id=f"{name}-{number}")
+    for name, found in sorted(SAMPLES.items())
+    for number, sample in enumerate(found)
+]
+
+
+def cases_of(wanted: Any) -> list[Any]:
+    return [case for case in CASES if wanted(OPS[case.values[0]])]
+
+
+def types_of(sample: Sample) -> list[TensorType | None]:
+    return [None if a is None else TensorType(from_numpy(a.dtype), a.shape) for a in sample.operands]
+
+
+def assert_close(got: Array, expected: Array, sample: Sample) -> None:
+    assert got.shape == expected.shape and got.dtype == expected.dtype
+    if expected.dtype.kind in "iub":
+        np.testing.assert_array_equal(got, expected)
+    else:
+        np.testing.assert_allclose(got, expected, rtol=sample.relative, atol=sample.absolute)
+
+
+@pytest.mark.parametrize(("name", "sample"), CASES)
+def test_infer_agrees_with_reference(name: str, sample: Sample) -> None:
+    op = OPS[name]
+    types = infer(name, sample.attrs, types_of(sample))
+    results = evaluate_op(op, op.check_attrs(sample.attrs), sample.operands)
+    assert [(t.dtype.numpy, t.shape) for t in types] == [(r.dtype, r.shape) for r in results]
+    assert not any(t.layout for t in types)
+
+
+@pytest.mark.parametrize(("name", "sample"), cases_of(lambda op: op.decompose))
+def test_decomposition_agrees_with_reference(name: str, sample: Sample) -> None:
+    op = OPS[name]
+    builder, given = Builder(), []
+    arrays = [array for array in sample.operands if array is not None]
+    for number, array in enumerate(sample.operands):
+        value = None if array is None else builder.input(f"in{number}", from_numpy(array.dtype), array.shape)
+        given.append(value)
+    assert op.decompose is not None
+    graph = builder.finish(op.decompose(builder, op.check_attrs(sample.attrs), given))
+    assert name not in {node.op for node in graph.nodes}
+    expected = evaluate_op(op, op.check_attrs(sample.attrs), sample.operands)
+    for got, result in zip(evaluate(graph, arrays), expected, strict=True):
+        assert_close(got, result, sample)
+
+
+@pytest.mark.parametrize(("name", "sample"), cases_of(lambda op: op.access))
+def test_access_agrees_with_reference(name: str, sample: Sample) -> None:
+    op = OPS[name]
+    attrs = op.check_attrs(sample.attrs)
+    (out,) = infer(name, attrs, types_of(sample))
+    (expected,) = evaluate_op(op, attrs, sample.operands)
+    assert_close(evaluate_access(op, attrs, sample.operands, out), expected, sample)
+
+
+@pytest.mark.parametrize(("name", "sample"), CASES)
+def test_infer_with_symbols_gives_the_shape(name: str, sample: Sample) -> None:
+    """Each extent becomes a symbol, equal extents one symbol; what infer then accepts must be true.
+
+    Also through the interpreter, and through the decomposition.
+    """
+    op = OPS[name]
+    values = {f"s{extent}": extent for a in sample.operands if a is not None for extent in a.shape if extent > 1}
+    symbols = {extent: Symbol(symbol, lo=2).dim for symbol, extent in values.items()}
+    types = [
+        None if a is None else TensorType(from_numpy(a.dtype), tuple(symbols.get(n, n) for n in a.shape))
+        for a in sample.operands
+    ]
+    attrs = op.check_attrs(
+        {
+            key: tuple(symbols.get(item, item) for item in value)
+            if key in ("shape", "sizes") and op.attrs[key].type == "dims" and isinstance(value, tuple)
+            else value
+            for key, value in sample.attrs.items()
+        }
+    )
+    try:
+        found = infer(name, attrs, types)
+    except OpError:
+        return  # it wants fixed extents here, or cannot prove that they fit
+    expected = evaluate_op(op, op.check_attrs(sample.attrs), sample.operands)
+    for type_, result in zip(found, expected, strict=True):
+        assert tuple(dimension.evaluate(extent, values) for extent in type_.shape) == result.shape
+    graph = symbolic_graph(name, dict(attrs), types, decompose=False)
+    arrays = [array for array in sample.operands if array is not None]
+    for got, result in zip(evaluate(graph, arrays, values), expected, strict=True):
+        np.testing.assert_array_equal(got, result)
+    if op.decompose is not None:
+        graph = symbolic_graph(name, dict(attrs), types, decompose=True)
+        for got, result in zip(evaluate(graph, arrays, values), expected, strict=True):
+            assert_close(got, result, sample)
+
+
+def symbolic_graph(name: str, attrs: dict[str, Any], types: list[TensorType | None], decompose: bool) -> Graph:
+    builder = Builder()
+    given: list[Value | None] = [
+        None if t is None else builder.input(f"in{number}", t.dtype, t.shape) for number, t in enumerate(types)
+    ]
+    op = OPS[name]
+    if decompose:
+        assert op.decompose is not None
+        return builder.finish(op.decompose(builder, op.check_attrs(attrs), given))
+    return builder.finish(builder.op(name, *given, **attrs))
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_entry_is_complete(name: str) -> None:
+    op = OPS[name]
+    assert op.name == name and op.doc.endswith(".") and len(op.doc.splitlines()) == 1
+    assert SAMPLES[name], "an op without samples is an op without tests"
+    assert all(isinstance(spec, AttrSpec) for spec in op.attrs.values())
+    assert (op.access is not None) == (op.kind in (Kind.VIEW, Kind.GATHER))
+    assert op.body is not None or op.reference is not None
+    if op.kind is Kind.MAP:
+        assert (op.body is None) == (op.decompose is not None)
+    if op.kind is Kind.ROW:
+        assert op.decompose is not None
+    if op.kind is Kind.REDUCE:
+        assert op.reduce or op.decompose
+    with pytest.raises(OpError, match="no attribute"):
+        op.check_attrs({"nonsense": 1})
+
+
+@pytest.mark.parametrize("name", sorted(OPS))
+def test_wrong_operand_count_is_refused(name: str) -> None:
+    op = OPS[name]
+    sample = SAMPLES[name][0]
+    types = types_of(sample)
+    if types and not op.inputs[0].startswith("*"):
+        with pytest.raises(OpError):
+            infer(name, sample.attrs, [])
+    if not any(given.startswith("*") for given in op.inputs):
+        extra = TensorType(from_numpy(np.dtype(np.float32)), ())
+        with pytest.raises(OpError):
+            infer(name, sample.attrs, [*types, *[extra] * (len(op.inputs) + 1 - len(types))])
+
+
+def test_mismatch_carries_both_dims() -> None:
+    n, m = Symbol("n").dim, Symbol("m").dim
+    f32 = from_numpy(np.dtype(np.float32))
+    with pytest.raises(DimMismatch) as caught:
+        infer("add", {}, [TensorType(f32, (n,)), TensorType(f32, (m,))])
+    assert (caught.value.left, caught.value.right) == (n, m)
