@@ -109,9 +109,9 @@ def memory_type(dtype: DType) -> str:
     """The C type of an element in memory."""
     if dtype.is_bool:
         return "u8"
-    if dtype == BF16:
+    if dtype in (F16, BF16):
         return "u16"
-    if dtype == F16 or dtype.name in PLAIN:
+    if dtype.name in PLAIN:
         return dtype.name
     raise TargetError(
         f"the CPU backend has no code for elements of type {dtype.name}", hint="Cast to f32 in the model."

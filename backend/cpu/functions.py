@@ -139,6 +139,8 @@ def vector_call(expr: Expr, operands: Sequence[str]) -> str:
             return operands[0]
         if name == "isinf":
             return splat(BOOL, "0")
+        if name in LANE_WISE:
+            return f"{name}v_{of.name}({', '.join(operands)})"
     if name in ("min", "max") and of.is_float:
         # maxps and minps return their second operand when one is NaN: a constant may stand first.
         for first, second in ((0, 1), (1, 0)):

@@ -1,0 +1,162 @@
+"""Matrix multiplication kernels.
+
+Batch axes along which B stays the same are rows of one large matrix; the others are matrices of
+their own. A constant B is packed into panels at build time. Any other B is packed into scratch, one
+group of panels at a time; an A that is computed (a fused prologue) goes to scratch by row blocks.
+"""
+
+from __future__ import annotations
+
+from aot import dims as dimension
+from aot import expr
+from aot.backend.base import Emitted, PackedOperand
+from aot.backend.cpu.affine import Affine, affine_of, axes_in, flat_offset
+from aot.backend.cpu.code import register_dtype
+from aot.backend.cpu.isa import Isa
+from aot.backend.cpu.panels import MatrixAxis, PackSite, Panels, RowAxis, emit_panels, merge_rows
+from aot.backend.cpu.tile import PANEL, TRANSPOSE
+from aot.dims import Dim
+from aot.dtypes import DType
+from aot.errors import CompilerError
+from aot.expr import Expr
+from aot.kernel import ContractRoot, Kernel
+from aot.program import RecipeOp, RecipeStep
+
+
+def plain_load(kernel: Kernel, value: Expr, dtype: DType) -> Affine | None:
+    """The flat offset of a value that is an unguarded load of that element type with an affine index, else None."""
+    if value.op != "load" or value.dtype != dtype or register_dtype(dtype) != dtype:
+        return None
+    type_ = kernel.inputs[value.payload].type
+    if len(value.args) > type_.rank:
+        return None
+    offset = flat_offset(type_, value.args)
+    return None if offset.rest else offset
+
+
+def _pack(kernel: Kernel, root: ContractRoot, batch: tuple[int, ...]) -> PackedOperand | None:
+    """B as panels [batch…, panels, K, 16], if it is a constant that nothing else reads."""
+    value = root.b.args[0] if root.b.op == "cast" else root.b
+    if value.op != "load" or not kernel.inputs[value.payload].constant:
+        return None
+    source = kernel.inputs[value.payload].type
+    others = [root.a, *(store.value for store in kernel.stores)]
+    if len(value.args) > source.rank or any(
+        node.op == "load" and node.payload == value.payload for other in others for node in expr.walk(other)
+    ):
+        return None
+    extents = [kernel.axes[axis].extent for axis in (*batch, root.k, root.n)]
+    if not all(isinstance(extent, int) for extent in extents):
+        return None
+    coefficients: list[tuple[int, ...]] = []
+    for index in value.args:
+        sum_ = affine_of(index)
+        factors = [sum_.coefficients.get(axis, 0) for axis in (*batch, root.k, root.n)]
+        if sum_.rest or sum_.constant != 0 or not all(isinstance(f, int) and f >= 0 for f in factors):
+            return None
+        *outer, k, n = (int(f) for f in factors if isinstance(f, int))
+        coefficients.append((*outer, n * PANEL, k, n))
+    *outer_extents, k_extent, n_extent = (int(e) for e in extents if isinstance(e, int))
+    shape = (*outer_extents, -(-n_extent // PANEL), k_extent, PANEL)
+    steps: list[RecipeStep] = []
+    if source.dtype != root.accumulate:
+        steps.append(RecipeStep(RecipeOp.CAST, dtype=root.accumulate.number))
+    steps.append(RecipeStep(RecipeOp.PACK, shape=shape, coefficients=tuple(coefficients)))
+    return PackedOperand(tuple(steps), root.accumulate.number, shape)
+
+
+def emit_contract(kernel: Kernel, isa: Isa) -> Emitted:
+    """C for a kernel with a ContractRoot."""
+    root = kernel.root
+    if not isinstance(root, ContractRoot):
+        raise CompilerError(f"{kernel.name}: not a contraction")
+    accumulate = root.accumulate
+    moving = axes_in([root.b])
+    if root.m in moving or root.n in axes_in([root.a]):
+        raise CompilerError(f"{kernel.name}: an operand of a contraction runs over the other's axis")
+    matrices = tuple(axis for axis in root.batch if axis in moving and kernel.axes[axis].extent != 1)
+    row_axes = [axis for axis in root.batch if axis not in matrices] + [root.m]
+    offset = plain_load(kernel, root.a, accumulate)
+    rows = [
+        RowAxis(axis, kernel.axes[axis].extent, offset.coefficients.get(axis, 0) if offset else 0) for axis in row_axes
+    ]
+    merged, merged_rows, (a_value,) = merge_rows(kernel, rows, [expr.const(0, accumulate) if offset else root.a])
+    packed = _pack(kernel, root, matrices)
+    summed = kernel.axes[root.k].extent
+    columns = kernel.axes[root.n].extent
+    w_stride: Dim = summed * PANEL * dimension.ceildiv(columns, PANEL)
+    axes: list[MatrixAxis] = []
+    for axis in reversed(matrices):
+        a_stride = offset.coefficients.get(axis, 0) if offset else 0
+        axes.append(MatrixAxis(axis, kernel.axes[axis].extent, a_stride, w_stride))
+        w_stride = w_stride * kernel.axes[axis].extent
+    loads = [node.payload for node in expr.walk(root.b) if node.op == "load"]
+    emitted = emit_panels(
+        Panels(
+            kernel=merged,
+            isa=isa,
+            accumulate=accumulate,
+            rows=merged_rows,
+            matrices=tuple(reversed(axes)),
+            column=root.n,
+            columns=columns,
+            loops=((summed, offset.coefficients.get(root.k, 0) if offset else 1),),
+            a=root.a.payload if offset else None,
+            a_origin=offset.constant if offset else 0,
+            w=loads[0] if packed is not None else -1,
+            packed=packed,
+            fill=None if packed is not None else _fill,
+            a_value=None if offset else a_value,
+            k=root.k,
+            b=root.b,
+            label="matmul",
+            helpers=(TRANSPOSE,) if packed is None and _is_transposed(kernel, root) else (),
+        )
+    )
+    return emitted
+
+
+def _is_transposed(kernel: Kernel, root: ContractRoot) -> bool:
+    """Whether B lies with its summed axis innermost, in 4-byte elements that can be moved as they are."""
+    offset = plain_load(kernel, root.b, root.accumulate)
+    if offset is None or root.accumulate.itemsize_bytes != 4:
+        return False
+    return offset.coefficients.get(root.k) == 1 and offset.coefficients.get(root.n, 0) != 1
+
+
+def _fill(problem: Panels, site: PackSite) -> None:
+    """Packs panels of a B that is not constant: by blocks of columns, or by transposing."""
+    root, code = problem.kernel.root, site.code
+    assert isinstance(root, ContractRoot) and problem.b is not None
+    element = register_dtype(problem.accumulate).name
+    summed = site.dims.text(problem.summed)
+    if _is_transposed(problem.kernel, root):
+        offset = plain_load(problem.kernel, root.b, root.accumulate)
+        assert offset is not None
+        start = {**dict(offset.coefficients), root.n: 0, root.k: 0}
+        place = site.scope.offset_text(Affine(offset.constant, {a: c for a, c in start.items() if c != 0}))
+        n_stride = site.dims.text(offset.coefficients.get(root.n, 0))
+        with code.block(f"for (i64 p = 0; p < {site.count}; p++)"):
+            code.line(f"const i64 n = ({site.first} + p) * {PANEL}, left = columns - n;")
+            source = f"(const f32 *)(p{root.b.payload} + {place} + n * {n_stride})"
+            target = f"(f32 *)({site.target} + p * {summed} * {PANEL})"
+            code.line(f"tile_transpose({source}, {n_stride}, left < {PANEL} ? left : {PANEL}, {target}, {summed});")
+        return
+    lanes = problem.isa.lanes
+    with code.block(f"for (i64 p = 0; p < {site.count}; p++)"), code.block(f"for (i64 j = 0; j < {PANEL}; j += {lanes})"):
+        code.line(f"const i64 n = ({site.first} + p) * {PANEL} + j;")
+        code.line(f"{site.element} *const target = {site.target} + p * {summed} * {PANEL} + j;")
+
+        def rows(count: str | None) -> None:
+            with code.block(f"for (i64 k = 0; k < {summed}; k++)"):
+                scope = site.renderer.scope({root.k: "k", root.n: "n"}, root.n, count, parent=site.scope, code=code)
+                value = scope.value(problem.b) if problem.b is not None else ""
+                code.line(f"store_{element}(target + k * {PANEL}, {value});")
+
+        with code.block(f"if (n + {lanes} <= columns)"):
+            rows(None)
+        with code.block("else if (n < columns)"):
+            code.line("const i64 count = columns - n;")
+            rows("count")
+        with code.block("else"), code.block(f"for (i64 k = 0; k < {summed}; k++)"):
+            code.line(f"store_{element}(target + k * {PANEL}, splat_{element}(0));")

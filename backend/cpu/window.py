@@ -1,0 +1,134 @@
+"""Convolution kernels: implicit matmuls over panels of weights, and direct loops for depthwise ones.
+
+The input carries its zero halo, so no tap needs a check. A dense convolution is the matmul of
+`panels.py`: rows are pixels of an output row, the summed loops run over kernel positions and
+channels. 1×1 convolutions, and whatever else walks evenly, get longer rows by merging axes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aot import dims as dimension
+from aot import expr
+from aot.backend.base import Emitted, PackedOperand
+from aot.backend.cpu.code import memory_type, register_dtype
+from aot.backend.cpu.depthwise import emit_depthwise
+from aot.backend.cpu.isa import Isa
+from aot.backend.cpu.panels import MatrixAxis, PackSite, Panels, RowAxis, emit_panels, merge_rows
+from aot.backend.cpu.tile import PANEL
+from aot.backend.cpu.winograd import emit_winograd, prefers_winograd
+from aot.dims import Dim
+from aot.errors import CompilerError
+from aot.kernel import Kernel, WindowRoot
+from aot.program import RecipeOp, RecipeStep
+
+
+def static_shape(kernel: Kernel, operand: int) -> tuple[int, ...]:
+    """The shape of an operand that must be known: a convolution's weights."""
+    shape = kernel.inputs[operand].type.shape
+    known = tuple(extent for extent in shape if isinstance(extent, int))
+    if len(known) != len(shape):
+        raise CompilerError(f"{kernel.name}: convolution weights of unknown shape {shape}")
+    return known
+
+
+def is_constant_weight(kernel: Kernel, root: WindowRoot) -> bool:
+    """Whether the weights can be packed at build time: constant, and nothing else reads them."""
+    loads = (node for store in kernel.stores for node in expr.walk(store.value) if node.op == "load")
+    return kernel.inputs[root.w].constant and all(node.payload != root.w for node in loads)
+
+
+def _pack(kernel: Kernel, root: WindowRoot, shape: Sequence[int]) -> PackedOperand:
+    """Weights [O, Cg, k…] as panels [G, ceil(Og / 16), k…, Cg, 16]."""
+    outputs, channels, *window = shape
+    groups, rank = root.groups, len(window)
+    per_group = outputs // groups
+    packed = (groups, -(-per_group // PANEL), *window, channels, PANEL)
+    width = len(packed)
+
+    def unit(position: int) -> tuple[int, ...]:
+        return tuple(int(p == position) for p in range(width))
+
+    output_row = tuple(PANEL if p == 1 else int(p == width - 1) for p in range(width))
+    rows = (unit(0), output_row, unit(2 + rank), *(unit(2 + d) for d in range(rank)))
+    steps = [
+        RecipeStep(RecipeOp.RESHAPE, shape=(groups, per_group, channels, *window)),
+        RecipeStep(RecipeOp.PACK, shape=packed, coefficients=rows),
+    ]
+    if kernel.inputs[root.w].type.dtype != root.accumulate:
+        steps.insert(0, RecipeStep(RecipeOp.CAST, dtype=root.accumulate.number))
+    return PackedOperand(tuple(steps), root.accumulate.number, packed)
+
+
+def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:
+    """C for a kernel with a WindowRoot. `exact` forbids Winograd, which reassociates sums."""
+    root = kernel.root
+    if not isinstance(root, WindowRoot):
+        raise CompilerError(f"{kernel.name}: not a convolution")
+    outputs, channels, *window = static_shape(kernel, root.w)
+    x = kernel.inputs[root.x].type
+    if x.dtype != root.accumulate or register_dtype(x.dtype) != x.dtype:
+        raise CompilerError(f"{kernel.name}: a convolution of {x.dtype} with sums in {root.accumulate}")
+    constant = is_constant_weight(kernel, root)
+    if constant and channels == 1 and root.groups > 1:
+        return emit_depthwise(kernel, isa)
+    if constant and not exact and prefers_winograd(kernel, isa):
+        return emit_winograd(kernel, isa)
+    strides = x.strides
+    per_group = outputs // root.groups
+    origin: Dim = x.origin_elements
+    for number, (before, _) in enumerate(root.pads):
+        origin = origin - before * strides[2 + number]
+    rows = [RowAxis(0, kernel.axes[0].extent, strides[0])]
+    for number, step in enumerate(root.strides):
+        rows.append(RowAxis(2 + number, kernel.axes[2 + number].extent, step * strides[2 + number]))
+    loops = [(extent, root.dilations[d] * strides[2 + d]) for d, extent in enumerate(window)]
+    loops.append((channels, strides[1]))
+    merged, merged_rows, _ = merge_rows(kernel, rows, [])
+    summed = dimension.product([channels, *window])
+    panels = -(-per_group // PANEL)
+    matrices = ()
+    if root.groups > 1:
+        matrices = (MatrixAxis(None, root.groups, channels * strides[1], summed * panels * PANEL),)
+    return emit_panels(
+        Panels(
+            kernel=merged,
+            isa=isa,
+            accumulate=root.accumulate,
+            rows=merged_rows,
+            matrices=matrices,
+            column=1,
+            columns=per_group,
+            loops=tuple(loops),
+            a=root.x,
+            a_origin=origin,
+            w=root.w,
+            packed=_pack(kernel, root, (outputs, channels, *window)) if constant else None,
+            fill=None if constant else _fill,
+            unique_bytes_per_row=dimension.product(root.strides) * channels * x.dtype.itemsize_bytes,
+            label="convolution",
+        )
+    )
+
+
+def _fill(problem: Panels, site: PackSite) -> None:
+    """Packs panels of weights that are computed at run time, element by element."""
+    root, code = problem.kernel.root, site.code
+    assert isinstance(root, WindowRoot)
+    type_ = problem.kernel.inputs[root.w].type
+    strides = [site.dims.text(stride) for stride in type_.strides]
+    group = f"{site.matrix[0]} * columns + " if site.matrix else ""
+    code.line(f"{site.element} *target = {site.target};")
+    element = memory_type(type_.dtype)
+    order = [*range(2, type_.rank), 1]
+    with code.block(f"for (i64 p = 0; p < {site.count}; p++)"):
+        code.line(f"const i64 n = ({site.first} + p) * {PANEL};")
+        base = f"p{root.w} + {site.dims.text(type_.origin_elements)} + ({group}n) * {strides[0]}"
+        code.line(f"const {element} *const base = {base};")
+        for axis in order:
+            extent = site.dims.text(type_.shape[axis])
+            code.line(f"for (i64 t{axis} = 0; t{axis} < {extent}; t{axis}++)")
+        place = " + ".join(f"t{axis} * {strides[axis]}" for axis in order)
+        with code.block(f"for (i64 l = 0; l < {PANEL}; l++)"):
+            code.line(f"*target++ = n + l < columns ? base[{place} + l * {strides[0]}] : 0;")
