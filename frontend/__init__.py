@@ -1,0 +1,50 @@
+"""Reads models of other systems into a Graph. `load` takes any format that this version knows.
+
+A dimension that a model leaves open becomes a Symbol whose name is the model's text for it as an
+identifier ("batch size" becomes batch_size); `ImportInfo.symbols` gives the text back for messages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from aot.errors import ModelError
+from aot.frontend.bindings import DimOption
+from aot.frontend.onnx_import import ImportInfo, Unsupported, check_onnx, import_onnx
+from aot.ir import Graph
+
+__all__ = ["DimOption", "ImportInfo", "Unsupported", "check", "load", "load_with_info"]
+
+
+def load(source: Any, *, dims: Mapping[str, DimOption] | None = None) -> Graph:
+    """The graph of a model: a path, the bytes of a file, or an onnx.ModelProto.
+
+    `dims` maps a dimension's name, or "input.axis", to a size, a range (lo, hi) or another name.
+    Raises ModelError for a malformed model, UnsupportedError listing everything that is
+    unsupported, OptionError for `dims` that fit no dimension.
+    """
+    return load_with_info(source, dims=dims)[0]
+
+
+def load_with_info(source: Any, *, dims: Mapping[str, DimOption] | None = None) -> tuple[Graph, ImportInfo]:
+    """As `load`, with what is known of the source: digest, opset, symbol texts, warnings."""
+    return import_onnx(_dispatch(source), dims)
+
+
+def check(source: Any, *, dims: Mapping[str, DimOption] | None = None) -> list[Unsupported]:
+    """Everything in a model that cannot be compiled; empty when it can be."""
+    return check_onnx(_dispatch(source), dims)
+
+
+def _dispatch(source: Any) -> Any:
+    """The source, if some reader knows its kind."""
+    if isinstance(source, str | os.PathLike):
+        name = os.fspath(source)
+        if str(name).endswith((".pt2", ".pt", ".pth")):
+            hint = "Export it with torch.onnx.export."
+            raise ModelError("PyTorch files are not read by this version", where=str(name), hint=hint)
+    elif not isinstance(source, bytes) and type(source).__name__ != "ModelProto":
+        raise ModelError(f"a model is a path, bytes or an onnx.ModelProto, not {type(source).__name__}")
+    return source

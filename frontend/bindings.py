@@ -1,0 +1,246 @@
+"""Symbols of a model's inputs: their names, the user's bindings, and equalities found on the way.
+
+When two extents must be equal and are not known to be, `Bindings.resolve` finds the weakest condition on
+the input symbols that makes them so; the import is then repeated under it. The conditions become
+guards of the artifact, so a run that breaks one is refused with the user's names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from aot import dims as dimension
+from aot.dims import Call, Dim, DimExpr, Symbol
+from aot.errors import OptionError
+
+DimOption = int | str | tuple[int, int | None] | Symbol | DimExpr
+
+_UNNAMED = frozenset({"", "?", "-1", "None", "none", "unk", "unknown"})
+_EXPRESSION = re.compile(r"[+*/()%,]|\s-\s|-\d+$")
+# Divisors to try for a symbol, smallest first: what strided layers ask for.
+_DIVISORS = tuple(sorted({2**i * odd for i in range(8) for odd in (1, 3, 5, 7)} - {1}))
+
+
+class Bindings:
+    """What each symbol of the inputs stands for.
+
+    `dims` maps a symbol's name (the model's text or the plain name) or "input.axis" to a number, a
+    range (lo, hi), or the name of another symbol.
+    """
+
+    def __init__(self, dims: Mapping[str, DimOption] | None = None) -> None:
+        self.options = dict(dims or {})
+        self.display: dict[str, str] = {}
+        self.notes: list[str] = []
+        self._used: set[str] = set()
+        self._by_text: dict[str, Symbol] = {}
+        self._replaced: dict[str, Dim] = {}
+
+    def restart(self) -> None:
+        """Forgets which options were used; the conditions found so far stay."""
+        self._used.clear()
+
+    def input_dim(self, name: str, axis: int, declared: int | str | None) -> Dim:
+        """The extent of an input's axis, after options and conditions."""
+        key = f"{name}.{axis}"
+        if key in self.options:
+            self._used.add(key)
+            return self._from_option(key, self.options[key], f"{name}_d{axis}")
+        if isinstance(declared, int) and declared >= 0:
+            return declared
+        text = declared if isinstance(declared, str) else ""
+        if text in _UNNAMED or _EXPRESSION.search(text):
+            text = key
+        return self._named(text, f"{name}_d{axis}" if text == key else text)
+
+    def _named(self, text: str, wish: str) -> Dim:
+        """The extent behind a symbol of the model, by the model's own text for it."""
+        if text not in self._by_text:
+            plain = self._fresh(wish)
+            self.display[plain] = text
+            self._by_text[text] = Symbol(plain)
+        symbol = self._by_text[text]
+        for key in (text, symbol.name):
+            if key in self.options:
+                self._used.add(key)
+                return self._apply(self._from_option(key, self.options[key], symbol.name))
+        return self._apply(symbol.dim)
+
+    def _from_option(self, key: str, option: DimOption, wish: str) -> Dim:
+        if isinstance(option, bool) or not isinstance(option, int | str | tuple | Symbol | DimExpr):
+            raise OptionError(f"{option!r} is not a size, a range or a name", where=f"dimension {key}")
+        if isinstance(option, int):
+            if option < 0:
+                raise OptionError(f"a size of {option} is negative", where=f"dimension {key}")
+            return option
+        if isinstance(option, str):
+            if not option or option == key:
+                raise OptionError("a name for a dimension must differ from it", where=f"dimension {key}")
+            return self._named(option, option)
+        if isinstance(option, Symbol):
+            self.display.setdefault(option.name, key)
+            return self._apply(option.dim)
+        if isinstance(option, DimExpr):
+            for symbol in dimension.symbols_of(option):
+                self.display.setdefault(symbol.name, symbol.name)
+            return self._apply(option)
+        lo, hi = option
+        if lo < 0 or (hi is not None and hi < lo):
+            raise OptionError(f"the range {lo}..{hi} is empty or negative", where=f"dimension {key}")
+        if lo == hi:
+            return lo
+        symbol = self._by_text.get(key) or next((s for s in self._by_text.values() if s.name == wish), None)
+        if symbol is None:
+            symbol = Symbol(self._fresh(wish))
+            self.display[symbol.name] = key
+            self._by_text[key] = symbol
+        return self._apply(replace(symbol, lo=lo, hi=hi).dim)
+
+    def _fresh(self, wish: str) -> str:
+        plain = re.sub(r"[^A-Za-z0-9_]", "_", wish)
+        if not plain or plain[0].isdigit() or plain in ("min", "max"):
+            plain = f"d_{plain}"
+        taken = {symbol.name for symbol in self._by_text.values()}
+        name, number = plain, 2
+        while name in taken:
+            name, number = f"{plain}_{number}", number + 1
+        return name
+
+    def _apply(self, dim: Dim) -> Dim:
+        return dimension.substitute(dim, lambda symbol: self._replaced.get(symbol.name, symbol.dim))
+
+    def check_used(self) -> None:
+        """Raises OptionError for an option that names no dimension of the model."""
+        unknown = [key for key in self.options if key not in self._used]
+        if unknown:
+            known = sorted({*self.display.values(), *self.display})
+            raise OptionError(
+                f"the model has no dimension {', '.join(map(repr, unknown))}",
+                hint=f"It has {', '.join(known) or 'none'}; INPUT.AXIS names a declared size.",
+            )
+
+    def resolve(self, left: Dim, right: Dim, where: str) -> bool:
+        """Finds a condition that makes the two equal, and keeps it. False where there is none."""
+        for symbol, dim, text in _conditions(left, right):
+            trial = {symbol.name: dim}
+
+            def put(found: Symbol, trial: Mapping[str, Dim] = trial) -> Dim:
+                return trial.get(found.name, found.dim)
+
+            if dimension.substitute(left, put) != dimension.substitute(right, put):
+                continue
+            self._replaced = {name: dimension.substitute(old, put) for name, old in self._replaced.items()}
+            self._replaced.setdefault(symbol.name, dim)
+            self.notes.append(f"{self.user_text(text)} (needed by {where})")
+            return True
+        return False
+
+    def user_text(self, text: str) -> str:
+        """A message with the symbols' plain names replaced by the model's own text."""
+
+        def put(match: re.Match[str]) -> str:
+            return self.display.get(match.group(), match.group())
+
+        return re.sub(r"[A-Za-z_]\w*", put, text)
+
+
+def _conditions(left: Dim, right: Dim) -> Iterator[tuple[Symbol, Dim, str]]:
+    """Candidate conditions, best first: (symbol, what replaces it, the condition in words)."""
+    difference = left - right
+    symbols = [symbol for symbol in dimension.symbols_of(difference) if symbol.origin == "input"]
+    solved = sorted(
+        ((symbol, dim) for symbol in symbols if (dim := _solve(difference, symbol)) is not None),
+        key=lambda pair: (not isinstance(pair[1], int), dimension.bounds(pair[1])[0] < pair[0].lo, len(str(pair[1]))),
+    )
+    for symbol, dim in solved:
+        lo, hi = dimension.bounds(dim)
+        if hi < symbol.lo or (symbol.hi is not None and lo > symbol.hi):
+            continue
+        if isinstance(dim, int) and dim % symbol.divisor:
+            continue
+        other = _plain_symbol(dim)
+        if other is not None:
+            merged = _merge(symbol, other)
+            if merged is None:
+                continue
+            if merged != other:
+                # The survivor inherits the other's bounds first; the equality itself follows on the next round.
+                yield other, merged.dim, f"{other} is bounded like {symbol}"
+        yield symbol, dim, f"{symbol} must equal {dim}"
+    for symbol in symbols:
+        for lo, hi, words in _bound_candidates(difference, symbol):
+            yield symbol, replace(symbol, lo=lo, hi=hi).dim, words
+    for symbol in symbols:
+        for divisor in _DIVISORS:
+            if divisor % symbol.divisor == 0 and divisor != symbol.divisor:
+                lo = -(-max(symbol.lo, 1) // divisor) * divisor
+                if symbol.hi is None or symbol.hi >= lo:
+                    dim = replace(symbol, divisor=divisor, lo=lo).dim
+                    yield symbol, dim, f"{symbol} must be a multiple of {divisor}"
+
+
+def _merge(left: Symbol, right: Symbol) -> Symbol | None:
+    """`right` with the bounds of both; None where no size fits."""
+    lo = max(left.lo, right.lo)
+    ends = [symbol.hi for symbol in (left, right) if symbol.hi is not None]
+    hi = min(ends) if ends else None
+    if hi is not None and hi < lo:
+        return None
+    common = left.divisor * right.divisor // _gcd(left.divisor, right.divisor)
+    return replace(right, lo=lo, hi=hi, divisor=common)
+
+
+def _gcd(left: int, right: int) -> int:
+    while right:
+        left, right = right, left % right
+    return left
+
+
+def _plain_symbol(dim: Dim) -> Symbol | None:
+    if isinstance(dim, DimExpr) and not dim.constant and len(dim.terms) == 1:
+        monomial, coefficient = dim.terms[0]
+        if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Symbol):
+            return monomial[0]
+    return None
+
+
+def _solve(difference: Dim, symbol: Symbol) -> Dim | None:
+    """The value of a symbol that makes a difference zero, where the symbol occurs once and linearly."""
+    terms, _ = dimension.terms_of(difference)
+    coefficients = [coefficient for monomial, coefficient in terms if monomial == (symbol,)]
+    if len(coefficients) != 1:
+        return None
+    rest = difference - symbol.dim * coefficients[0]
+    if symbol in dimension.symbols_of(rest):
+        return None
+    return dimension.exact_div(-rest, coefficients[0])
+
+
+def _bound_candidates(difference: Dim, symbol: Symbol) -> Iterator[tuple[int, int | None, str]]:
+    """Bounds on a symbol that decide a min or max in which it meets a number."""
+    for call in _calls(difference):
+        if call.function not in ("min", "max"):
+            continue
+        for number in call.args:
+            for other in call.args:
+                if not isinstance(number, int) or isinstance(other, int):
+                    continue
+                offset = other - symbol.dim
+                if not isinstance(offset, int):
+                    continue
+                limit = number - offset
+                if limit >= symbol.lo and (symbol.hi is None or limit < symbol.hi):
+                    yield symbol.lo, limit, f"{symbol} must be at most {limit}"
+                if limit > symbol.lo and (symbol.hi is None or limit <= symbol.hi):
+                    yield limit, symbol.hi, f"{symbol} must be at least {limit}"
+
+
+def _calls(dim: Dim) -> Iterator[Call]:
+    for monomial, _ in dimension.terms_of(dim)[0]:
+        for atom in monomial:
+            if isinstance(atom, Call):
+                yield atom
+                for arg in atom.args:
+                    yield from _calls(arg)

@@ -1,0 +1,533 @@
+"""Walks an ONNX model and builds the Graph: scopes, functions, shapes, one error for all that is unsupported.
+
+The result is a CORE graph in which every shape is an int or an expression over the inputs' symbols.
+No converter's own exception leaves this module: a fault of the model is a ModelError that names the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Union
+
+import onnx
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
+
+from aot.dims import Dim
+from aot.errors import AotError, CompilerError, ModelError, UnsupportedError
+from aot.frontend import (
+    onnx_elementwise,
+    onnx_gather,
+    onnx_linear,
+    onnx_model,
+    onnx_norm,
+    onnx_reduce,
+    onnx_shapes,
+    onnx_window,
+)
+from aot.frontend.bindings import Bindings, DimOption
+from aot.frontend.known import KnownBuilder
+from aot.frontend.onnx_model import OnnxModel, plain_domain
+from aot.frontend.onnx_registry import CONVERTERS, Context, UseFunctionBody
+from aot.ir import Graph, Node, Value, live
+from aot.ops import OPS
+from aot.ops.opdef import DimMismatch
+
+LARGEST_ROUNDS = 64  # conditions on symbols that one import may add
+DEEPEST_CALL = 32  # functions inside functions
+_EXAMPLES = 5
+
+# Importing these modules fills CONVERTERS.
+CONVERTER_MODULES = (
+    onnx_elementwise, onnx_gather, onnx_linear, onnx_norm, onnx_reduce, onnx_shapes, onnx_window,
+)  # fmt: skip
+ONE_TO_ONE: Mapping[str, str] = {onnx_name: op.name for op in OPS.values() for onnx_name in op.onnx}
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """What of a model cannot be compiled: an op (or one use of it), how often, and where first."""
+
+    domain: str
+    op_type: str
+    version: int
+    reason: str
+    count: int
+    nodes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        name = f"{self.domain or 'ai.onnx'}:{self.op_type}-{self.version}"
+        more = f" and {self.count - len(self.nodes)} more" if self.count > len(self.nodes) else ""
+        reason = f": {self.reason}" if self.reason else ""
+        return f"{name} x{self.count} ({', '.join(self.nodes)}{more}){reason}"
+
+
+@dataclass(frozen=True)
+class ImportInfo:
+    """What is worth knowing of the source, besides the graph.
+
+    `digest` is the SHA-256 of the file and its external data. `symbols` gives the model's own text for
+    each symbol's name. `warnings` hold the conditions that the import had to put on input sizes.
+    """
+
+    digest: str
+    opset: int
+    producer: str
+    symbols: Mapping[str, str]
+    node_count: int
+    ops: Mapping[str, int]
+    warnings: tuple[str, ...]
+
+
+class Poison:
+    """Stands for the results of an unsupported node, so that the rest can still be looked at."""
+
+
+POISON = Poison()
+Entry = Union[Value, Poison, None]
+
+
+@dataclass
+class Scope:
+    """Tensors by name, of a graph or function body. Initializers become constants when first read."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    initializers: Mapping[str, TensorProto] = field(default_factory=dict)
+    parent: Scope | None = None
+
+    def names(self) -> set[str]:
+        inherited = self.parent.names() if self.parent is not None else set()
+        return inherited | set(self.entries) | set(self.initializers)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The surroundings of a node list: versions, a function's attribute values, and its prefix for names."""
+
+    opsets: Mapping[str, int]
+    attributes: Mapping[str, AttributeProto] = field(default_factory=dict)
+    prefix: str = ""
+    calls: tuple[tuple[str, str, str], ...] = ()
+    loc: str = ""
+
+
+class Importer:
+    """One pass over a model under given bindings."""
+
+    def __init__(self, model: OnnxModel, bindings: Bindings) -> None:
+        self.model = model
+        self.bindings = bindings
+        self.builder = KnownBuilder(model.graph.name or "graph")
+        self.rejected: dict[tuple[str, str, int, str], list[str]] = {}
+        self.names: dict[Value, str] = {}
+        self.where = ""
+
+    def run(self) -> Graph | None:
+        """The graph; None when something is unsupported (see `rejected`)."""
+        graph = self.model.graph
+        initializers = _initializers(graph)
+        if graph.sparse_initializer:
+            self._reject("", "sparse initializers", 0, "", "the graph's weights")
+        scope = Scope(initializers=initializers)
+        for info in graph.input:
+            if info.name in initializers:
+                continue
+            if not info.name or info.name in scope.entries:
+                raise ModelError(f"input {info.name!r} is unnamed or declared twice")
+            scope.entries[info.name] = self._input(info)
+        self._nodes(graph.node, scope, Frame(self.model.opsets))
+        outputs: list[Value] = []
+        seen: set[str] = set()
+        for info in graph.output:
+            if not info.name or info.name in seen:
+                raise ModelError(f"output {info.name!r} is unnamed or declared twice")
+            seen.add(info.name)
+            entry = self._read(info.name, scope, f"output {info.name!r}")
+            if isinstance(entry, Value):
+                outputs.append(self._output(entry, info.name, outputs))
+        if not graph.output:
+            raise ModelError("the graph has no outputs")
+        if self.rejected:
+            return None
+        return _named(live(self.builder.finish(outputs)), self.names)
+
+    # Inputs, outputs, constants
+
+    def _input(self, info: ValueInfoProto) -> Entry:
+        where = f"input {info.name!r}"
+        kind = info.type.WhichOneof("value")
+        if kind != "tensor_type":
+            if kind is None:
+                raise ModelError("the type is missing", where=where)
+            self._reject("", f"inputs of {kind.removesuffix('_type')} type", 0, "", info.name)
+            return POISON
+        tensor = info.type.tensor_type
+        try:
+            dtype = onnx_model.dtype_of(tensor.elem_type, where)
+        except UnsupportedError as error:
+            self._reject("", error.message, 0, "", info.name)
+            return POISON
+        if not tensor.HasField("shape"):
+            hint = "Declare a shape with named dimensions in the model; the rank decides what is built."
+            raise UnsupportedError("the rank of the input is not known", where=where, hint=hint)
+        shape: list[Dim] = []
+        for axis, dim in enumerate(tensor.shape.dim):
+            kind = dim.WhichOneof("value")
+            declared = dim.dim_value if kind == "dim_value" else dim.dim_param if kind == "dim_param" else None
+            shape.append(self.bindings.input_dim(info.name, axis, declared))
+        return self.builder.input(info.name, dtype, shape)
+
+    def _output(self, value: Value, name: str, before: Sequence[Value]) -> Value:
+        """The value behind an output: made by a node, and by no other output's name."""
+        self.builder.materialize(value)
+        if value in before or value in self.builder.inputs or value in self.builder.consts:
+            with self.builder.at(name):
+                value = self.builder.copy(value)
+        self.names[value] = name
+        return value
+
+    def _read(self, name: str, scope: Scope, where: str) -> Entry:
+        level: Scope | None = scope
+        while level is not None:
+            if name in level.entries:
+                return level.entries[name]
+            if name in level.initializers:
+                return self._initializer(name, level)
+            level = level.parent
+        raise ModelError(f"tensor {name!r} is made by no node, input or initializer", where=where)
+
+    def _initializer(self, name: str, scope: Scope) -> Entry:
+        tensor = scope.initializers[name]
+        try:
+            const = onnx_model.tensor_const(tensor, self.model.folder, name)
+        except UnsupportedError as error:
+            self._reject("", error.message, 0, "", name)
+            scope.entries[name] = POISON
+            return POISON
+        value = self.builder.const(const)
+        scope.entries[name] = value
+        return value
+
+    def _reject(self, domain: str, op_type: str, version: int, reason: str, where: str) -> None:
+        self.rejected.setdefault((domain, op_type, version, reason), []).append(where)
+
+    # Nodes
+
+    def _nodes(self, nodes: Sequence[NodeProto], scope: Scope, frame: Frame) -> None:
+        names = onnx_model.node_names(nodes, frame.prefix)
+        for index in onnx_model.ordered(nodes, names, scope.names()):
+            self._node(nodes[index], names[index], scope, frame)
+
+    def _node(self, node: NodeProto, name: str, scope: Scope, frame: Frame) -> None:
+        self.where = name
+        inputs: list[Value | None] = []
+        poisoned = False
+        for operand in node.input:
+            entry = self._read(operand, scope, name) if operand else None
+            if isinstance(entry, Poison):
+                poisoned = True
+            else:
+                inputs.append(entry)
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        results: Sequence[Entry] = [POISON] * len(node.output)
+        domain = plain_domain(node.domain)
+        if not poisoned or (domain, node.op_type) not in CONVERTERS:
+            try:
+                results = self._convert(node, domain, name, inputs, scope, frame, poisoned)
+            except UnsupportedError as error:
+                version = frame.opsets.get(domain, 0)
+                self._reject(domain, node.op_type, version, error.message, name)
+            except DimMismatch:
+                self.where = name
+                raise
+            except ModelError as error:
+                raise (
+                    error
+                    if error.where
+                    else ModelError(error.message, where=f"{name} ({node.op_type})", hint=error.hint)
+                ) from error
+            except AotError:
+                raise
+            except (
+                ArithmeticError,
+                AssertionError,
+                AttributeError,
+                LookupError,
+                MemoryError,
+                TypeError,
+                ValueError,
+            ) as error:
+                text = f"the node cannot be read: {type(error).__name__}: {error}"
+                raise ModelError(text, where=f"{name} ({node.op_type})") from error
+        if len(results) < sum(1 for output in node.output if output):
+            raise ModelError(f"the node declares {len(node.output)} results; it has {len(results)}", where=name)
+        for output, entry in zip(node.output, results, strict=False):
+            if not output:
+                continue
+            if entry is None:
+                reason = f"the result {output!r} of this op is not supported"
+                self._reject(domain, node.op_type, frame.opsets.get(domain, 0), reason, name)
+                entry = POISON
+            scope.entries[output] = entry
+            if isinstance(entry, Value):
+                self.names.setdefault(entry, frame.prefix + output)
+
+    def _convert(
+        self,
+        node: NodeProto,
+        domain: str,
+        name: str,
+        inputs: Sequence[Value | None],
+        scope: Scope,
+        frame: Frame,
+        poisoned: bool,
+    ) -> Sequence[Entry]:
+        attributes = onnx_model.attributes_of(node, frame.attributes, name)
+        key = (domain, node.op_type, node.overload)
+        if key in self.model.functions:
+            return self._call(self.model.functions[key], node, inputs, attributes, name, frame, poisoned)
+        if domain not in frame.opsets:
+            raise ModelError(f"the model imports no version of operator set {domain or 'ai.onnx'!r}", where=name)
+        version = frame.opsets[domain]
+        schema = _schema(node.op_type, domain, version)
+        if schema is None:
+            raise UnsupportedError("" if domain else f"not an operator of operator set {version}")
+        if schema.deprecated:
+            raise ModelError(f"{node.op_type} was removed in operator set {schema.since_version}", where=name)
+        _check_node(node, schema, attributes, name)
+        if node.op_type == "If" and not domain and not poisoned:
+            return self._if(inputs, attributes, name, scope, frame)
+        locs = frame.loc or name
+        converter = CONVERTERS.get((domain, node.op_type))
+        plain = ONE_TO_ONE.get(node.op_type) if not domain else None
+        if poisoned and (converter or plain):
+            return [POISON] * len(node.output)
+        with self.builder.at(locs):
+            if converter is not None:
+                context = Context(node, name, self.builder, version, inputs, attributes, self.model.folder)
+                try:
+                    made = converter(context)
+                    return [made] if isinstance(made, Value) else list(made)
+                except UseFunctionBody as declined:
+                    body = _function_body(schema, node, version, inputs, frame)
+                    if body is None:
+                        raise UnsupportedError(str(declined)) from None
+            elif plain is not None:
+                return list(self.builder.op(plain, *inputs))
+            else:
+                body = None if poisoned else _function_body(schema, node, version, inputs, frame)
+        if body is None:
+            raise UnsupportedError("")
+        for attribute_name, spec in schema.attributes.items():
+            if attribute_name not in attributes and spec.default_value.type != AttributeProto.UNDEFINED:
+                attributes[attribute_name] = spec.default_value
+        return self._call(body, node, inputs, attributes, name, frame, poisoned)
+
+    def _call(
+        self,
+        function: FunctionProto,
+        node: NodeProto,
+        inputs: Sequence[Value | None],
+        attributes: dict[str, AttributeProto],
+        name: str,
+        frame: Frame,
+        poisoned: bool,
+    ) -> Sequence[Entry]:
+        """Imports a function's body in place of a call of it."""
+        key = (plain_domain(function.domain), function.name, function.overload)
+        if key in frame.calls or len(frame.calls) >= DEEPEST_CALL:
+            raise ModelError(f"function {function.name!r} calls itself, or calls go too deep", where=name)
+        if len(inputs) > len(function.input) or len(node.output) > len(function.output):
+            counts = f"{len(function.input)} operands and {len(function.output)} results"
+            raise ModelError(f"function {function.name!r} has {counts}", where=name)
+        given = {attribute.name: attribute for attribute in function.attribute_proto} | attributes
+        scope = Scope()
+        for position, formal in enumerate(function.input):
+            actual = inputs[position] if position < len(inputs) else None
+            scope.entries[formal] = POISON if poisoned else actual
+        opsets = {plain_domain(entry.domain): entry.version for entry in function.opset_import} or dict(frame.opsets)
+        inner = Frame(opsets, given, f"{name}/", (*frame.calls, key), frame.loc or name)
+        self._nodes(function.node, scope, inner)
+        self.where = name
+        return [self._read(formal, scope, name) for formal in function.output[: len(node.output)]]
+
+    def _if(
+        self,
+        inputs: Sequence[Value | None],
+        attributes: Mapping[str, AttributeProto],
+        name: str,
+        scope: Scope,
+        frame: Frame,
+    ) -> Sequence[Entry]:
+        """An If whose condition is known: its branch, in place."""
+        contents = self.builder.known(inputs[0]) if inputs and inputs[0] is not None else None
+        if contents is None or contents.size != 1:
+            raise UnsupportedError("the condition depends on data that is only known when running")
+        branch = attributes["then_branch" if bool(contents.flat[0]) else "else_branch"].g
+        inner = Scope(initializers=_initializers(branch), parent=scope)
+        self._nodes(branch.node, inner, replace(frame, prefix=f"{name}/"))
+        return [self._read(info.name, inner, name) for info in branch.output]
+
+
+def _initializers(graph: GraphProto) -> dict[str, TensorProto]:
+    found: dict[str, TensorProto] = {}
+    for tensor in graph.initializer:
+        if not tensor.name or tensor.name in found:
+            raise ModelError(f"initializer {tensor.name!r} is unnamed or defined twice")
+        found[tensor.name] = tensor
+    return found
+
+
+def _schema(op_type: str, domain: str, version: int) -> Any:
+    try:
+        return onnx.defs.get_schema(op_type, max_inclusive_version=version, domain=domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def _check_node(node: NodeProto, schema: Any, attributes: Mapping[str, AttributeProto], name: str) -> None:
+    """Arity and attributes against the ONNX schema."""
+    where = f"{name} ({node.op_type})"
+    for what, count, least, most in (
+        ("operands", len(node.input), schema.min_input, schema.max_input),
+        ("results", len(node.output), schema.min_output, schema.max_output),
+    ):
+        if not least <= count <= most:
+            expected = str(least) if least == most else f"{least} or more" if most > 1 << 20 else f"{least} to {most}"
+            raise ModelError(f"the op has {expected} {what}; the node has {count}", where=where)
+    for attribute_name, attribute in attributes.items():
+        if attribute_name not in schema.attributes:
+            raise ModelError(f"the op has no attribute {attribute_name!r}", where=where)
+        expected = schema.attributes[attribute_name].type.name.lower()
+        found = onnx_model.attribute_kind(attribute)
+        if expected != found and not (expected, found) == ("type_proto", "type"):
+            raise ModelError(f"attribute {attribute_name!r} must be of type {expected}; it is {found}", where=where)
+    for attribute_name, spec in schema.attributes.items():
+        if spec.required and attribute_name not in attributes:
+            raise ModelError(f"the attribute {attribute_name!r} is missing", where=where)
+
+
+def _function_body(
+    schema: Any, node: NodeProto, version: int, inputs: Sequence[Value | None], frame: Frame
+) -> FunctionProto | None:
+    """The ONNX function body of an op that has one."""
+    if schema.has_function:
+        body = schema.get_function_with_opset_version(version) or schema.function_body
+        return body if isinstance(body, FunctionProto) else _parsed_function(body)
+    if not schema.has_context_dependent_function:
+        return None
+    types = []
+    for position in range(len(node.input)):
+        value = inputs[position] if position < len(inputs) else None
+        proto = onnx.TypeProto()
+        if value is not None:
+            proto.tensor_type.elem_type = onnx_model.onnx_number(value.type.dtype)
+            for extent in value.type.shape:
+                dim = proto.tensor_type.shape.dim.add()
+                if isinstance(extent, int):
+                    dim.dim_value = extent
+                else:
+                    dim.dim_param = str(extent)
+        types.append(proto.SerializeToString())
+    resolved = NodeProto()
+    resolved.CopyFrom(node)
+    del resolved.attribute[:]
+    resolved.attribute.extend(onnx_model.attributes_of(node, frame.attributes, node.name).values())
+    versions = [v for v in schema.context_dependent_function_opset_versions if v <= version]
+    if not versions:
+        return None
+    made = schema.get_context_dependent_function_with_opset_version(max(versions), resolved.SerializeToString(), types)
+    return _parsed_function(made)
+
+
+def _parsed_function(made: Any) -> FunctionProto | None:
+    if not made:
+        return None
+    if isinstance(made, FunctionProto):
+        return made
+    function = FunctionProto()
+    function.ParseFromString(made)
+    return function
+
+
+def _named(graph: Graph, names: Mapping[Value, str]) -> Graph:
+    """The graph with node results named as in the model."""
+    mapping: dict[Value, Value] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        outputs = []
+        for value in node.outputs:
+            mapping[value] = Value(value.type, names[value]) if value in names else value
+            outputs.append(mapping[value])
+        inputs = tuple(mapping.get(value, value) if value is not None else None for value in node.inputs)
+        nodes.append(replace(node, inputs=inputs, outputs=tuple(outputs)))
+    outputs = [mapping.get(value, value) for value in graph.outputs]
+    return graph.with_(nodes=tuple(nodes), outputs=tuple(outputs))
+
+
+def _attempt(model: OnnxModel, bindings: Bindings) -> tuple[Importer, Graph | None]:
+    """Imports, adding conditions on symbols until every extent fits."""
+    for _ in range(LARGEST_ROUNDS):
+        bindings.restart()
+        importer = Importer(model, bindings)
+        try:
+            return importer, importer.run()
+        except DimMismatch as error:
+            if not bindings.resolve(error.left, error.right, importer.where):
+                hint = "Bind the input dimensions with dims=, or check the shapes that the model declares."
+                raise ModelError(bindings.user_text(error.message), where=importer.where, hint=hint) from error
+        except RecursionError as error:
+            raise ModelError("the model is nested too deeply", where=importer.where) from error
+    raise ModelError(f"more than {LARGEST_ROUNDS} conditions on input sizes are needed", where=importer.where)
+
+
+def import_onnx(source: Any, dims: Mapping[str, DimOption] | None = None) -> tuple[Graph, ImportInfo]:
+    """The graph of an ONNX model, and what is known of its source.
+
+    Raises ModelError (malformed), UnsupportedError (lists everything that is unsupported), OptionError (dims).
+    """
+    model = onnx_model.read_model(source)
+    bindings = Bindings(dims)
+    importer, graph = _attempt(model, bindings)
+    if graph is None:
+        raise UnsupportedError(_report(_rejections(importer)), hint="`aotc build --check` lists this without building.")
+    bindings.check_used()
+    histogram: dict[str, int] = {}
+    for node in model.graph.node:
+        name = f"{node.domain}:{node.op_type}" if plain_domain(node.domain) else node.op_type
+        histogram[name] = histogram.get(name, 0) + 1
+    used = {symbol.name for symbol in graph.symbols}
+    info = ImportInfo(
+        digest=model.digest,
+        opset=model.opsets.get("", 0),
+        producer=f"{model.proto.producer_name} {model.proto.producer_version}".strip(),
+        symbols={name: text for name, text in bindings.display.items() if name in used},
+        node_count=len(model.graph.node),
+        ops=dict(sorted(histogram.items())),
+        warnings=tuple(bindings.notes),
+    )
+    return graph, info
+
+
+def check_onnx(source: Any, dims: Mapping[str, DimOption] | None = None) -> list[Unsupported]:
+    """Everything in a model that cannot be compiled; empty when it can. Raises ModelError for a malformed one."""
+    model = onnx_model.read_model(source)
+    importer, _ = _attempt(model, Bindings(dims))
+    return _rejections(importer)
+
+
+def _rejections(importer: Importer) -> list[Unsupported]:
+    found = [
+        Unsupported(domain, op_type, version, reason, len(nodes), tuple(nodes[:_EXAMPLES]))
+        for (domain, op_type, version, reason), nodes in importer.rejected.items()
+    ]
+    return sorted(found, key=lambda entry: (-entry.count, entry.domain, entry.op_type, entry.reason))
+
+
+def _report(entries: Sequence[Unsupported]) -> str:
+    total = sum(entry.count for entry in entries)
+    if not entries:
+        raise CompilerError("an import failed without a reason")
+    lines = "\n".join(f"  {entry}" for entry in entries)
+    return f"{total} {'node is' if total == 1 else 'nodes are'} not supported:\n{lines}"
