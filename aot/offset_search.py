@@ -7,6 +7,9 @@ Why the search may look at so little: take, of all plans within the capacity, on
 Each block in it lies at 0 or on a block of its own time, so the plan can be built from the bottom up, in the order of
 (offset, static order), with each block at the smallest offset that is still free to it. And while it is built, no
 block is ever put so high that an unplaced one would fit below it, since that one could be lowered.
+
+The static orders were chosen on the minimalloc instances because they fail on different ones; searched in turns, the
+time is that of the luckiest, times their number.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +27,9 @@ Ints = NDArray[np.int64]
 # Above every offset: the minimum offset of a block that is placed, or belongs to another component.
 ABSENT = 1 << 62
 FIRST_SLICE_NODES = 64
-# Where between the lower bound and the best known peak to look, and for which share of the nodes that are left.
-LADDER = ((0, 1 / 2), (1 / 8, 1 / 3), (1 / 4, 1 / 2), (1 / 2, 1 / 2))
+# Shares of the nodes that are left: for the bound itself, and for each capacity between it and the best known peak.
+BOUND_SHARE = 0.5
+STEP_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,8 @@ class Found:
 def search(start: Ints, end: Ints, size: Ints, bound: int, peak: int, node_budget: int) -> Found:
     """Looks for offsets with a peak below `peak`, knowing that none is below `bound`.
 
-    Tries the bound itself first, then capacities further up; a capacity that is proved impossible raises the bound.
+    Tries the bound itself first (a hit is a proof), then halves the distance between the largest capacity that gave
+    nothing and the best peak. A capacity that is proved impossible raises the bound.
     Every size is at least 1. Deterministic: `node_budget` counts placements tried.
     """
     problem = _Problem(start, end, size)
@@ -48,21 +54,24 @@ def search(start: Ints, end: Ints, size: Ints, bound: int, peak: int, node_budge
     best: Ints | None = None
     method = ""
     nodes = 0
-    rung = 0
+    tried = bound - unit  # the largest capacity so far for which no plan was found
     while bound < peak and nodes < node_budget:
-        fraction, share = LADDER[rung] if rung < len(LADDER) else (1, 1)
-        capacity = min(bound + int((peak - bound) * fraction) // unit * unit, peak - unit)
-        budget = max(int((node_budget - nodes) * share), FIRST_SLICE_NODES)
-        answer = _interleaved(problem, capacity, min(budget, node_budget - nodes))
+        if tried < bound:
+            capacity, share = bound, BOUND_SHARE
+        elif tried < peak - unit:
+            capacity, share = max(tried + (peak - tried) // 2 // unit * unit, bound), STEP_SHARE
+        else:
+            capacity, share = peak - unit, 1.0
+        left = node_budget - nodes
+        answer = _interleaved(problem, capacity, min(max(int(left * share), FIRST_SLICE_NODES), left))
         nodes += answer.nodes
         if answer.offsets is not None:
             best, method = answer.offsets, answer.method
             peak = int((best + size).max())
-            rung = min(rung, 1)
-        elif answer.exhausted:
-            bound = capacity + unit
         else:
-            rung += 1
+            tried = capacity
+            if answer.exhausted:
+                bound = capacity + unit
     return Found(best, bound, method, nodes)
 
 
@@ -109,19 +118,27 @@ class _Problem:
         self.last: Ints = kept[last]
         self.size = size
         self.sections = int(kept[-1])
-        duration = end - start
-        area = size.astype(np.float64) * duration
         live = np.zeros(self.sections + 1, dtype=np.int64)
         np.add.at(live, self.first, size)
         np.subtract.at(live, self.last, size)
         live = np.cumsum(live)
+        # The largest section that a block lives in, its steps, its sections, its area, its company.
         total = np.maximum.reduceat(live, np.stack((self.first, self.last), axis=1).ravel())[::2]
-        number = np.arange(len(size))
+        steps = end - start
+        width = self.last - self.first
+        area = size.astype(np.float64) * width
+        conflicts = ((self.first[:, None] < self.last) & (self.last[:, None] > self.first)).sum(1)
         self.orders: list[tuple[str, Ints]] = [
-            ("duration, area, total", np.lexsort((number, -total, -area, -duration))),
-            ("total, area, duration", np.lexsort((number, -duration, -area, -total))),
-            ("total, duration, area", np.lexsort((number, -area, -duration, -total))),
+            ("total, steps, area", _descending(total, steps, size.astype(np.float64) * steps)),
+            ("area, width, total", _descending(area, width, total)),
+            ("total, conflicts", _descending(total, conflicts)),
+            ("conflicts, area, total", _descending(conflicts, area, total)),
         ]
+
+
+def _descending(*keys: NDArray[Any]) -> Ints:
+    """The blocks sorted by these keys, the first one first, largest first; ties by number."""
+    return np.lexsort((np.arange(len(keys[0])), *(-key for key in reversed(keys))))
 
 
 @dataclass(slots=True)
@@ -167,8 +184,10 @@ class _Search:
         self.last = problem.last[order]
         self.capacity = capacity
         self.highest = capacity - self.size  # the largest offset at which each block fits
-        self.conflicts = ((self.first[:, None] < self.last) & (self.last[:, None] > self.first)).astype(np.int64)
-        np.fill_diagonal(self.conflicts, 0)
+        self.number = np.arange(len(order))
+        self.shared = (self.first[:, None] < self.last) & (self.last[:, None] > self.first)
+        np.fill_diagonal(self.shared, False)
+        self.lift = self.shared.astype(np.int64)  # times a top: what a placement does to the other blocks
         section = np.arange(problem.sections)[:, None]
         living = (self.first <= section) & (section < self.last)
         self.members = np.nonzero(living)[1]
@@ -226,18 +245,14 @@ class _Search:
         if not count:
             self._push((), frame.waiting)
             return
-        minimum = np.maximum(frame.minimum, self.conflicts[block] * (offset + size))
+        minimum = np.maximum(frame.minimum, self.lift[block] * (offset + size))
         minimum[block] = ABSENT
         if np.count_nonzero(minimum > self.highest) != len(minimum) - count:
             return  # an unplaced block no longer fits below the capacity
         unplaced = frame.unplaced.copy()
         unplaced[low:high] -= size
-        # A section's unplaced blocks all lie above the lowest place that one of them can still get.
-        member_low, member_high = self.member_start[frame.low], self.member_start[frame.high]
-        reachable = np.maximum(minimum, offset)[self.members[member_low:member_high]]
-        floors = np.minimum.reduceat(reachable, self.member_start[frame.low : frame.high] - member_low)
         here = unplaced[frame.low : frame.high]
-        if ((floors + here > self.capacity) & (here > 0)).any():
+        if self._hopeless(frame, minimum, here, offset, block):
             return
         creator = len(self.stack) - 1
         crossing = frame.crossing
@@ -249,6 +264,34 @@ class _Search:
         else:
             parts = (_Component(minimum, unplaced, crossing, frame.low, frame.high, count, offset, block, creator),)
         self._push(parts, frame.waiting)
+
+    def _hopeless(self, frame: _Frame, minimum: Ints, here: Ints, offset: int, block: int) -> bool:
+        """Whether what is unplaced (`here`: bytes per section of the frame) cannot be completed after this placement.
+
+        A buried block is one whose smallest free offset came before the placement's, so that it can only be placed
+        after another one has lifted it.
+        """
+        effective = np.maximum(minimum, offset)
+        buried = np.flatnonzero((minimum < offset) | ((minimum == offset) & (self.number < block)))
+        if len(buried):
+            effective[buried] = (effective + self.size).min()
+        if self._overfull(frame, effective, here):
+            return True
+        if not len(buried):
+            return False
+        # If none of its company can come low enough to lift it, a buried block could be lowered into the hole under it.
+        company = self.shared[buried]
+        lifting = np.where(company, effective, ABSENT).min(1)
+        if (lifting >= minimum[buried] + self.size[buried]).any():
+            return True
+        effective[buried] = np.where(company, effective + self.size, ABSENT).min(1)
+        return bool((effective[buried] > self.highest[buried]).any()) or self._overfull(frame, effective, here)
+
+    def _overfull(self, frame: _Frame, effective: Ints, here: Ints) -> bool:
+        """Whether some section's unplaced bytes, put above the lowest place that one of them can get, do not fit."""
+        starts = self.member_start[frame.low : frame.high + 1]
+        floors = np.minimum.reduceat(effective[self.members[starts[0] : starts[-1]]], starts[:-1] - starts[0])
+        return bool(((floors + here > self.capacity) & (here > 0)).any())
 
     def _split(
         self, minimum: Ints, unplaced: Ints, crossing: Ints, low: int, high: int, offset: int, block: int, creator: int

@@ -20,7 +20,9 @@ from aot.errors import CompilerError
 from aot.offset_search import search
 
 # About 2 s of search in the worst case on one core; greedy plans that meet the bound, as most do, use none of it.
-DEFAULT_NODE_BUDGET = 20_000
+DEFAULT_NODE_BUDGET = 50_000
+# A node's cost grows with the square of the blocks; beyond this many, the budget is cut by as much.
+FULL_BUDGET_BLOCKS = 400
 # A search keeps one row of conflicts per block; beyond this many blocks the greedy plan stands.
 SEARCH_BLOCKS = 1_000
 # Greedy orders are tried while (orders tried) x (blocks) stays below this; two are always tried.
@@ -99,8 +101,9 @@ def place(blocks: Sequence[Block], *, node_budget: int = DEFAULT_NODE_BUDGET) ->
     peak = int((offsets + size).max())
     nodes = 0
     solid = np.flatnonzero(size)
-    if peak > bound and node_budget > 0 and len(solid) <= SEARCH_BLOCKS:
-        found = search(start[solid], end[solid], size[solid], bound, peak, node_budget)
+    affordable = node_budget * FULL_BUDGET_BLOCKS**2 // max(len(solid), FULL_BUDGET_BLOCKS) ** 2
+    if peak > bound and affordable > 0 and len(solid) <= SEARCH_BLOCKS:
+        found = search(start[solid], end[solid], size[solid], bound, peak, affordable)
         nodes, bound = found.nodes, found.lower_bound_bytes
         if found.offsets is not None:
             offsets = np.zeros_like(size)
