@@ -350,9 +350,7 @@ def _batch_norm_decompose(builder: Builder, attrs: Attrs, inputs: Sequence[Value
     return (narrow(builder, builder.add(row, _per_channel(builder, offset, x)), x),)
 
 
-def _batch_norm_reference(
-    attrs: Attrs, x: Array, scale: Array, bias: Array, centre: Array, variance: Array
-) -> Array:
+def _batch_norm_reference(attrs: Attrs, x: Array, scale: Array, bias: Array, centre: Array, variance: Array) -> Array:
     with np.errstate(all="ignore"):
         deviation = np.sqrt(_channel_array(variance, x) + float_attr(attrs, "epsilon"))
         rows = (x.astype(np.float64) - _channel_array(centre, x)) / deviation

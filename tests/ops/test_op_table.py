@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from access_evaluator import evaluate_access
 
 from aot import dims as dimension
 from aot.builder import Builder
@@ -15,7 +16,6 @@ from aot.dtypes import from_numpy
 from aot.evaluate import evaluate, evaluate_op
 from aot.ir import Array, Graph, TensorType, Value
 from aot.ops import OPS, AttrSpec, DimMismatch, Kind, OpError, Sample, infer
-from tests.ops.access import evaluate_access
 
 # One op, one row, all its samples: the generator is seeded by the op's name, so rows do not depend on each other.
 SAMPLES: dict[str, list[Sample]] = {
