@@ -143,7 +143,10 @@ def _fill(problem: Panels, site: PackSite) -> None:
             code.line(f"tile_transpose({source}, {n_stride}, left < {PANEL} ? left : {PANEL}, {target}, {summed});")
         return
     lanes = problem.isa.lanes
-    with code.block(f"for (i64 p = 0; p < {site.count}; p++)"), code.block(f"for (i64 j = 0; j < {PANEL}; j += {lanes})"):
+    with (
+        code.block(f"for (i64 p = 0; p < {site.count}; p++)"),
+        code.block(f"for (i64 j = 0; j < {PANEL}; j += {lanes})"),
+    ):
         code.line(f"const i64 n = ({site.first} + p) * {PANEL} + j;")
         code.line(f"{site.element} *const target = {site.target} + p * {summed} * {PANEL} + j;")
 

@@ -170,7 +170,9 @@ class _Depthwise:
         strides = [dims.text(s) for s in self.x.strides]
         panel = -(-self.outputs // PANEL) * PANEL
         code.line(f"v_{self.dtype} {', '.join(f's{i} = {{}}' for i in range(size))};")
-        code.line(f"const {self.element} *x_row = x + q * {dims.text(root.strides[-1] * self.x.strides[last])}, *w_row = w;")
+        code.line(
+            f"const {self.element} *x_row = x + q * {dims.text(root.strides[-1] * self.x.strides[last])}, *w_row = w;"
+        )
         *leading, taps = self.window
         for number, extent in enumerate(leading):
             code.line(f"for (i64 t{number} = 0; t{number} < {extent}; t{number}++)")

@@ -37,8 +37,8 @@ INLINE_COST = 8
 """Scalar operations of an epilogue up to which it is written behind every tile form."""
 
 HEAVY = frozenset(
-    "exp log log1p expm1 sin cos tan asin acos atan sinh cosh asinh acosh atanh tanh erf sigmoid pow fmod mod floordiv".split()
-)
+    "exp log log1p expm1 sin cos tan asin acos atan sinh cosh asinh acosh atanh tanh erf sigmoid pow".split()
+) | {"fmod", "mod", "floordiv"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class MatrixAxis:
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """A problem: acc[matrix…, row…, column] = sum over `loops` of A × W.
+    """A problem: acc[matrix…, row…, column] = sum over `loops` of A * W.
 
     `a`: operand number of A, read in place from element `a_origin` on; or None, then `a_value` is its
     element as an Expr over the row axes and the axis `k`, and rows are computed into scratch first.
@@ -117,11 +117,13 @@ class PackSite:
     dims: DimTable
 
 
-def merge_rows(kernel: Kernel, rows: Sequence[RowAxis], extra: Sequence[Expr]) -> tuple[Kernel, tuple[RowAxis, ...], list[Expr]]:
+def merge_rows(
+    kernel: Kernel, rows: Sequence[RowAxis], extra: Sequence[Expr]
+) -> tuple[Kernel, tuple[RowAxis, ...], list[Expr]]:
     """Makes neighbouring row axes one where A and every access of the epilogue walk evenly through both.
 
     The outer axis of a merged pair becomes 0 in all expressions (`extra` ones too), the inner one runs
-    over both; offsets are sums of index × stride, so they stay the same.
+    over both; offsets are sums of index * stride, so they stay the same.
     """
     rows = [row for row in rows if row.extent != 1]
     extra = list(extra)
@@ -156,7 +158,9 @@ def _walks_evenly(kernel: Kernel, extra: Sequence[Expr], outer: int, inner: RowA
             return False
         if axes_in(load.args[type_.rank :]) & {outer, inner.axis}:
             return False
-    bare = [expr.rewrite(value, lambda node: expr.const(0, node.dtype) if node.op == "load" else None) for value in values]
+    bare = [
+        expr.rewrite(value, lambda node: expr.const(0, node.dtype) if node.op == "load" else None) for value in values
+    ]
     return not axes_in(bare) & {outer, inner.axis}
 
 
@@ -265,7 +269,7 @@ class _Emitter:
         self.tile = self._tile(row_stride)
 
     def _scratch_stride(self) -> Dim:
-        """Elements between rows of A in scratch: not a multiple of 2 KiB, so that rows do not fight for one cache set."""
+        """Elements between rows of A in scratch; no multiple of 2 KiB, or rows fight for one cache set."""
         summed = self.problem.summed
         if isinstance(summed, int):
             return summed + (PANEL if summed * self.itemsize % 2048 == 0 else 0)
@@ -299,7 +303,11 @@ class _Emitter:
     def emit(self) -> Emitted:
         problem = self.problem
         forms = self.forms()
-        inline = epilogue_cost(problem.kernel) <= INLINE_COST and len(forms) <= 8 and self.itemsize * problem.isa.lanes == problem.isa.vector_bytes
+        inline = (
+            epilogue_cost(problem.kernel) <= INLINE_COST
+            and len(forms) <= 8
+            and self.itemsize * problem.isa.lanes == problem.isa.vector_bytes
+        )
         code = Code()
         for line in (*self.tile.typedefs, *problem.helpers):
             code.line(line)
@@ -336,7 +344,8 @@ class _Emitter:
             parts.append(f"{where}{c.rows}x{c.panels * PANEL}")
         source = "packed weights" if self.problem.packed is not None else "panels packed per group"
         return (
-            f"{self.problem.label}: tiles {', '.join(parts)}; sums {' x '.join(str(e) for e, _ in self.loops)}; {source}; "
+            f"{self.problem.label}: tiles {', '.join(parts)}; "
+            f"sums {' x '.join(str(e) for e, _ in self.loops)}; {source}; "
             f"order matrix, chunk of {self.chunk_blocks()} row blocks, panel group, row block"
         )
 
@@ -360,7 +369,11 @@ class _Emitter:
         """Row blocks of a chunk; 0 for all of them. Within a chunk every weight is read once, in panel order."""
         problem = self.problem
         tallest = max(c.rows for c in self.classes)
-        per_row = problem.summed * self.itemsize if problem.a is None else problem.unique_bytes_per_row or problem.summed * self.itemsize
+        per_row = (
+            problem.summed * self.itemsize
+            if problem.a is None
+            else problem.unique_bytes_per_row or problem.summed * self.itemsize
+        )
         per_block = max(int(per_row) if isinstance(per_row, int) else 4096, 1) * tallest
         if problem.a is None:
             return max(min(CACHE_BYTES // 2 // per_block, 8), 1)
@@ -399,7 +412,9 @@ class _Emitter:
             code.line(self._pick("wide_groups", [str(sum(p > min(s) for p in s)) for s in splits], "rows"))
         else:
             code.line(self._pick("group_panels", [str(c.panels) for c in self.classes], "rows"))
-            code.line(f"const i64 groups = (columns + {PANEL} * group_panels - 1) / ({PANEL} * group_panels), wide_groups = 0;")
+            code.line(
+                f"const i64 wide_groups = 0, groups = (columns + {PANEL} * group_panels - 1) / ({PANEL} * group_panels);"
+            )
         outer = [dims.text(r.extent) for r in problem.rows[:-1]]
         code.line(f"const i64 blocks = {' * '.join([*outer, 'row_blocks'])};")
         chunk = self.chunk_blocks()
@@ -455,10 +470,13 @@ class _Emitter:
         code.line(f"const i64 in_row{suffix} = {block} % row_blocks, outer{suffix} = {block} / row_blocks;")
         code.line(f"const i64 tall{suffix} = block_rows + (in_row{suffix} < tall_blocks);")
         code.line(
-            f"const i64 row0{suffix} = in_row{suffix} * block_rows + (in_row{suffix} < tall_blocks ? in_row{suffix} : tall_blocks);"
+            f"const i64 row0{suffix} = in_row{suffix} * block_rows"
+            f" + (in_row{suffix} < tall_blocks ? in_row{suffix} : tall_blocks);"
         )
         outer = problem.rows[:-1]
-        for row, text in zip(outer, self._decode(code, f"outer{suffix}", [r.extent for r in outer], f"o{suffix}"), strict=True):
+        for row, text in zip(
+            outer, self._decode(code, f"outer{suffix}", [r.extent for r in outer], f"o{suffix}"), strict=True
+        ):
             axes[row.axis] = text
             offset.append(f"{text} * {dims.text(row.stride)}")
         if problem.rows:
@@ -479,8 +497,15 @@ class _Emitter:
             code.line(f"const {self.element} *const a = p{problem.a} + {a_offset};")
         panel_elements = f"panel0 * ({dims.text(problem.summed * PANEL)})"
         if problem.packed is not None:
-            moved = [f"{t} * {dims.text(m.w_stride)}" for m, t in zip(problem.matrices, matrix, strict=True) if m.w_stride != 0]
-            code.line(f"const {self.element} *const w = (const {self.element} *)p{problem.w} + {' + '.join([panel_elements, *moved])};")
+            moved = [
+                f"{t} * {dims.text(m.w_stride)}"
+                for m, t in zip(problem.matrices, matrix, strict=True)
+                if m.w_stride != 0
+            ]
+            code.line(
+                f"const {self.element} *const w = (const {self.element} *)p{problem.w}"
+                f" + {' + '.join([panel_elements, *moved])};"
+            )
         else:
             self._fill_panels(code, renderer, matrix)
             code.line(f"const {self.element} *const w = w_scratch;")
@@ -524,7 +549,14 @@ class _Emitter:
             self._with_count(code, "column0 + j", rows)
 
     def _inline_stores(
-        self, code: Code, epilogue: Epilogue, scope: Scope, names: list[list[str]], panels: int, column_base: str, row_axis: int | None
+        self,
+        code: Code,
+        epilogue: Epilogue,
+        scope: Scope,
+        names: list[list[str]],
+        panels: int,
+        column_base: str,
+        row_axis: int | None,
     ) -> None:
         lanes = self.problem.isa.lanes
         for j in range(panels * PANEL // lanes):
@@ -563,7 +595,10 @@ class _Emitter:
             code.line("packed_matrix = matrix; packed_group = group;")
             axes = {m.axis: text for m, text in zip(problem.matrices, matrix, strict=True) if m.axis is not None}
             scope = renderer.scope(axes, code=code)
-            problem.fill(problem, PackSite(code, renderer, scope, self.element, "w_scratch", "panel0", "wide", tuple(matrix), self.dims))
+            problem.fill(
+                problem,
+                PackSite(code, renderer, scope, self.element, "w_scratch", "panel0", "wide", tuple(matrix), self.dims),
+            )
 
     def _fill_rows(self, code: Code, renderer: Renderer, matrix: Sequence[str]) -> None:
         """Computes the rows of A of the current chunk into scratch."""
@@ -630,7 +665,9 @@ def zero_halos(renderer: Renderer) -> None:
                 _zero_box(code, dims, type_, pointer, loops)
 
 
-def _zero_box(code: Code, dims: DimTable, type_: TensorType, pointer: str, loops: Sequence[tuple[int, Dim, Dim]]) -> None:
+def _zero_box(
+    code: Code, dims: DimTable, type_: TensorType, pointer: str, loops: Sequence[tuple[int, Dim, Dim]]
+) -> None:
     """Zeroes a box of (axis, start, extent) ranges, outermost in memory first; threads share the outer axes."""
     origin = type_.origin_elements
     for axis, start, _ in loops:
@@ -650,7 +687,9 @@ def _zero_box(code: Code, dims: DimTable, type_: TensorType, pointer: str, loops
             element = memory_type(type_.dtype)
             code.line(f"{element} *const edge = {pointer} + {' + '.join(terms)};")
             step = dims.text(stride)
-            code.line(f"for (i64 e = 0; e < {dims.text(extent)}; e++) edge[e{'' if step == '1' else f' * {step}'}] = 0;")
+            code.line(
+                f"for (i64 e = 0; e < {dims.text(extent)}; e++) edge[e{'' if step == '1' else f' * {step}'}] = 0;"
+            )
 
 
 def _vector(dtype: DType) -> str:

@@ -1,6 +1,6 @@
 """The micro-kernel of every matmul-like loop: which tile shapes there are, and a tile as C.
 
-A tile is `rows` × `panels` of 16 columns, held in registers over the whole inner loop. It reads A in
+A tile is `rows` by `panels` of 16 columns, held in registers over the whole inner loop. It reads A in
 place, one element at a time (any strides), and W from panels of 16 columns that lie one after the
 other in the order of the loop. Panels are as wide on every instruction set, so that targets share
 packed weights.
@@ -150,7 +150,8 @@ class Tile:
         size = min(self.isa.vector_bytes, PANEL * self.itemsize_bytes)
         return [
             f"typedef {self.element} tile_v __attribute__((vector_size({size})));",
-            f"typedef {self.element} tile_u __attribute__((vector_size({size}), aligned({self.itemsize_bytes}), may_alias));",
+            f"typedef {self.element} tile_u"
+            f" __attribute__((vector_size({size}), aligned({self.itemsize_bytes}), may_alias));",
         ]
 
     @property
@@ -214,7 +215,8 @@ class Tile:
         """A static function name(a, w, c, c_stride, params…) that computes a tile into memory at c."""
         code = Code()
         params = "".join(f", const i64 {p}" for p in self.params)
-        head = f"static __attribute__((noinline)) void {name}(const {self.element} *restrict a, const {self.element} *restrict w"
+        operands = ", ".join(f"const {self.element} *restrict {operand}" for operand in "aw")
+        head = f"static __attribute__((noinline)) void {name}({operands}"
         with code.block(f"{head}, {self.element} *restrict c, const i64 c_stride{params})"):
             names = self.body(code, rows, panels)
             for i, row in enumerate(names):

@@ -2,7 +2,7 @@
 
 The input carries its zero halo, so no tap needs a check. A dense convolution is the matmul of
 `panels.py`: rows are pixels of an output row, the summed loops run over kernel positions and
-channels. 1×1 convolutions, and whatever else walks evenly, get longer rows by merging axes there.
+channels. 1x1 convolutions, and whatever else walks evenly, get longer rows by merging axes there.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:
     merged, merged_rows, _ = merge_rows(kernel, rows, [])
     summed = dimension.product([channels, *window])
     panels = -(-per_group // PANEL)
-    matrices = ()
+    matrices: tuple[MatrixAxis, ...] = ()
     if root.groups > 1:
         matrices = (MatrixAxis(None, root.groups, channels * strides[1], summed * panels * PANEL),)
     return emit_panels(

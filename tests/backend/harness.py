@@ -1,0 +1,188 @@
+"""Runs one kernel for tests: compiles it, lays out numpy arrays as their types say, calls every thread in turn."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aot import dims as dimension
+from aot import dtypes, recipe
+from aot.backend.base import Emitted
+from aot.backend.cpu.isa import V3, V4, Isa
+from aot.backend.cpu.prelude import assemble
+from aot.ir import TensorType, const_of
+from aot.kernel import Kernel
+from aot.program import Source
+
+FLAGS = (
+    "-O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -fno-builtin -ffreestanding "
+    "-fno-tree-loop-distribute-patterns -fPIC -shared -nostdlib -w"
+).split()
+_FOLDER = Path(tempfile.mkdtemp(prefix="aot-kernels-"))
+GUARD_BYTES = 4096
+"""Poisoned bytes around every buffer: what a kernel must not touch."""
+
+
+def _host_has(isa: Isa) -> bool:
+    text = Path("/proc/cpuinfo").read_text()
+    return "avx512dq" in text and "avx512vl" in text if isa is V4 else "avx2" in text
+
+
+ISAS = [
+    pytest.param(isa, id=isa.name, marks=[] if _host_has(isa) else pytest.mark.skip("this CPU")) for isa in (V3, V4)
+]
+
+
+class KernelArgs(ctypes.Structure):
+    _fields_ = (
+        ("buffers", ctypes.c_void_p),
+        ("dims", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
+        ("thread", ctypes.c_int32),
+        ("thread_count", ctypes.c_int32),
+    )
+
+
+def build(emitted: Emitted, isa: Isa) -> Any:
+    """The kernel as a ctypes function; a test does not wait for the same source twice."""
+    source = assemble(emitted.source, isa)
+    stem = _FOLDER / hashlib.sha256((source + isa.name).encode()).hexdigest()[:24]
+    library = stem.with_suffix(".so")
+    if not library.exists():
+        stem.with_suffix(".c").write_text(source)
+        compiler = shutil.which("gcc") or shutil.which("cc") or "cc"
+        command = [compiler, *FLAGS, *isa.flags, str(stem.with_suffix(".c")), "-o", str(library)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[:4000]
+    return ctypes.CDLL(str(library)).KERNEL
+
+
+def _numbers(values: Sequence[dimension.Dim], symbols: Mapping[str, int]) -> list[int]:
+    return [dimension.evaluate(value, symbols) for value in values]
+
+
+def aligned(size_bytes: int) -> np.ndarray:
+    """Bytes at a 64-byte boundary."""
+    raw = np.empty(size_bytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size_bytes]
+
+
+class Storage:
+    """A buffer with a tensor in it, poisoned around."""
+
+    def __init__(self, type_: TensorType, symbols: Mapping[str, int], poison: int = 0xA5) -> None:
+        self.shape = _numbers(type_.shape, symbols)
+        self.strides = _numbers(type_.strides, symbols)
+        item = type_.dtype.itemsize_bytes
+        halo = type_.halo
+        origin = _numbers([type_.origin_elements], symbols)[0]
+        reach = sum((n - 1 + after) * s for n, s, (_, after) in zip(self.shape, self.strides, halo, strict=True))
+        size = max(origin + reach + 1, 0) * item if 0 not in self.shape else 0
+        size = max(size, _numbers([type_.storage_bytes], symbols)[0])
+        self.all = aligned(size + 2 * GUARD_BYTES)
+        self.all[:] = poison
+        self.poison = poison
+        self.bytes = self.all[GUARD_BYTES : GUARD_BYTES + size]
+        elements = self.bytes[: size // item * item].view(type_.dtype.numpy)
+        self.logical = np.lib.stride_tricks.as_strided(elements[origin:], self.shape, [s * item for s in self.strides])
+        self.halo = halo
+        self.item = item
+        self.elements = elements
+        self.origin = origin
+
+    def with_halo(self) -> np.ndarray:
+        """The tensor and its halo."""
+        before = sum(low * s for (low, _), s in zip(self.halo, self.strides, strict=True))
+        shape = [n + low + high for n, (low, high) in zip(self.shape, self.halo, strict=True)]
+        start = self.elements[self.origin - before :]
+        return np.lib.stride_tricks.as_strided(start, shape, [s * self.item for s in self.strides])
+
+    def check_guards(self) -> None:
+        assert (self.all[:GUARD_BYTES] == self.poison).all(), "written before the buffer"
+        assert (self.all[GUARD_BYTES + len(self.bytes) :] == self.poison).all(), "written behind the buffer"
+
+    @property
+    def address(self) -> int:
+        return int(self.bytes.ctypes.data)
+
+
+def call(function: Any, addresses: Sequence[int], dims: Sequence[int], scratch_bytes: int, threads: int) -> None:
+    """Calls every thread of a launch, one after the other, each with scratch of its own."""
+    buffers = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
+    numbers = (ctypes.c_int64 * max(len(dims), 1))(*dims)
+    for thread in range(threads):
+        scratch = aligned(scratch_bytes + GUARD_BYTES)
+        scratch[:] = 0xFF  # NaN: nothing may be assumed of scratch
+        args = KernelArgs(ctypes.addressof(buffers), ctypes.addressof(numbers), scratch.ctypes.data, thread, threads)
+        function(ctypes.byref(args))
+        assert (scratch[scratch_bytes:] == 0xFF).all(), "written behind the scratch"
+
+
+def run(
+    kernel: Kernel,
+    emitted: Emitted,
+    isa: Isa,
+    inputs: Sequence[np.ndarray],
+    symbols: Mapping[str, int] | None = None,
+    threads: int = 1,
+) -> list[np.ndarray]:
+    """The kernel's outputs. Inputs are logical arrays; constants are packed as the kernel asks."""
+    symbols = symbols or {}
+    keep: list[Any] = []
+    addresses: list[int] = []
+    for number, (operand, array) in enumerate(zip(kernel.inputs, inputs, strict=True)):
+        if number in emitted.packed:
+            packed = emitted.packed[number]
+            steps = (recipe.source(0), *packed.recipe)
+            made = recipe.run(steps, [Source("w", const_of(np.ascontiguousarray(array)))])
+            assert made.shape == packed.shape and made.dtype == dtypes.BY_NUMBER[packed.dtype].numpy
+            place = aligned(made.nbytes + 512)
+            place[: made.nbytes] = made.view(np.uint8).reshape(-1) if made.size else []
+            keep.append(place)
+            addresses.append(place.ctypes.data)
+            continue
+        storage = Storage(operand.type, symbols)
+        if 0 not in storage.shape:
+            storage.with_halo()[...] = 0
+            storage.logical[...] = array
+        keep.append((storage, storage.all.copy()))
+        addresses.append(storage.address)
+    outputs = [Storage(operand.type, symbols, 0xFF) for operand in kernel.outputs]
+    addresses += [storage.address for storage in outputs]
+    dims = _numbers(emitted.dims, symbols)
+    scratch_bytes = _numbers([emitted.scratch_bytes], symbols)[0]
+    call(build(emitted, isa), addresses, dims, scratch_bytes, threads)
+    for item in keep:
+        if isinstance(item, tuple):
+            assert (item[0].all == item[1]).all(), "an input was changed"
+    results = []
+    for storage in outputs:
+        storage.check_guards()
+        results.append(storage.logical.copy())
+        if 0 not in storage.shape and any(low or high for low, high in storage.halo):
+            edge = storage.with_halo().copy()
+            inner = tuple(slice(low, edge.shape[a] - high) for a, (low, high) in enumerate(storage.halo))
+            edge[inner] = 0
+            assert (edge == 0).all(), "the halo is not zero"
+    return results
+
+
+def run_threads(
+    kernel: Kernel, emitted: Emitted, isa: Isa, inputs: Sequence[np.ndarray], symbols: Mapping[str, int] | None = None
+) -> list[np.ndarray]:
+    """As `run`, with 1, 2 and 3 threads; they must give the same bits."""
+    first = run(kernel, emitted, isa, inputs, symbols)
+    for threads in (2, 3):
+        for one, other in zip(first, run(kernel, emitted, isa, inputs, symbols, threads), strict=True):
+            assert one.tobytes() == other.tobytes(), f"other bits with {threads} threads"
+    return first

@@ -1,0 +1,219 @@
+"""Convolution kernels against numpy: ranks, strides, dilations, groups, depthwise, layouts, threads."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import ISAS, run, run_threads
+
+from aot import dims, expr
+from aot.backend.cpu.isa import Isa
+from aot.backend.cpu.window import emit_window
+from aot.dims import Dim, Symbol, floordiv
+from aot.dtypes import F32, F64, I64, DType
+from aot.expr import Expr
+from aot.ir import Layout, TensorType
+from aot.kernel import Axis, Kernel, KernelOperand, Store, WindowRoot
+from aot.ops.opdef import Kind
+
+
+def conv_kernel(
+    n: Dim,
+    c: int,
+    spatial: tuple[Dim, ...],
+    o: int,
+    window: tuple[int, ...],
+    *,
+    strides: tuple[int, ...] = (),
+    dilations: tuple[int, ...] = (),
+    pads: tuple[tuple[int, int], ...] = (),
+    groups: int = 1,
+    dtype: DType = F32,
+    constant: bool = True,
+    channels_last: bool = True,
+    out_halo: int = 0,
+    out_channels: int = 0,
+    epilogue: str = "",
+) -> Kernel:
+    """`out_channels`: the output is written into a buffer of so many channels."""
+    rank = len(spatial)
+    strides = strides or (1,) * rank
+    dilations = dilations or (1,) * rank
+    pads = pads or ((0, 0),) * rank
+    out = tuple(
+        floordiv(e + lo + hi - (k - 1) * d - 1, s) + 1
+        for e, (lo, hi), k, d, s in zip(spatial, pads, window, dilations, strides, strict=True)
+    )
+    last = (0, *range(2, rank + 2), 1)
+    layout = Layout(order=last if channels_last else (), halo=((0, 0), (0, 0), *pads))
+    x = TensorType(dtype, (n, c, *spatial), layout)
+    w = TensorType(dtype, (o, c // groups, *window))
+    out_layout = Layout(order=last, halo=((0, 0), (0, 0), *((out_halo, out_halo),) * rank) if out_halo else ())
+    out_type = TensorType(dtype, (n, o, *out), out_layout)
+    if out_channels:
+        wide = TensorType(dtype, (n, out_channels, *out), Layout(order=last))
+        out_type = out_type.with_layout(Layout(order=last, strides=wide.strides))
+    axes = tuple(Axis(e, f"i{i}") for i, e in enumerate((n, o, *out)))
+
+    def index(axis: int) -> Expr:
+        return expr.const(0, I64) if axes[axis].extent == 1 else expr.axis(axis)
+
+    indices = tuple(index(i) for i in range(rank + 2))
+    inputs = [KernelOperand(x), KernelOperand(w, constant)]
+    value = expr.root(0, dtype)
+    if epilogue:
+        inputs.append(KernelOperand(TensorType(dtype, (o,)), True))
+        value = value + expr.load(2, dtype, [indices[1]])
+    if epilogue == "residual":
+        inputs.append(KernelOperand(TensorType(dtype, (n, o, *out), Layout(order=last))))
+        value = expr.call("max", value + expr.load(3, dtype, indices), 0.0)
+    root = WindowRoot(0, 1, strides, dilations, pads, groups, dtype)
+    return Kernel(
+        "test",
+        Kind.WINDOW,
+        axes,
+        rank + 2,
+        tuple(inputs),
+        (KernelOperand(out_type),),
+        (Store(0, indices, value),),
+        root,
+        (),
+    )
+
+
+def reference(kernel: Kernel, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    root = kernel.root
+    assert isinstance(root, WindowRoot)
+    padded = np.pad(x, [(0, 0), (0, 0), *root.pads])
+    window = w.shape[2:]
+    out = [
+        (padded.shape[2 + i] - (window[i] - 1) * root.dilations[i] - 1) // root.strides[i] + 1
+        for i in range(len(window))
+    ]
+    groups = root.groups
+    cg, og = x.shape[1] // groups, w.shape[0] // groups
+    result = np.zeros((x.shape[0], w.shape[0], *out))
+    for taps in product(*map(range, window)):
+        where: list[Any] = [
+            slice(t * d, t * d + (q - 1) * s + 1, s)
+            for t, d, q, s in zip(taps, root.dilations, out, root.strides, strict=True)
+        ]
+        part = padded[tuple([slice(None), slice(None), *where])]
+        for g in range(groups):
+            weight = w[slice(g * og, (g + 1) * og), slice(None), *taps]
+            result[:, g * og : (g + 1) * og] += np.einsum("nc...,oc->no...", part[:, g * cg : (g + 1) * cg], weight)
+    return result
+
+
+def check(
+    kernel: Kernel, isa: Isa, symbols: dict[str, int] | None = None, threads: bool = True, exact: bool = True
+) -> None:
+    random = np.random.default_rng(0)
+    arrays = []
+    for operand in kernel.inputs:
+        shape = [dims.evaluate(e, symbols or {}) for e in operand.type.shape]
+        arrays.append(random.standard_normal(shape).astype(operand.type.dtype.numpy))
+    emitted = emit_window(kernel, isa, exact)
+    (result,) = (run_threads if threads else run)(kernel, emitted, isa, arrays, symbols)
+    wide = [a.astype(np.float64) for a in arrays]
+    expected = reference(kernel, wide[0], wide[1])
+    scale = reference(kernel, np.abs(wide[0]), np.abs(wide[1]))
+    if len(wide) > 2:
+        expected += wide[2].reshape(1, -1, *(1,) * (expected.ndim - 2))
+    if len(wide) > 3:
+        expected = np.maximum(expected + wide[3], 0)
+    root = kernel.root
+    assert isinstance(root, WindowRoot)
+    epsilon = 2.0**-23 if root.accumulate == F32 else 2.0**-52
+    steps = float(np.prod(wide[1].shape[1:]))
+    assert result.shape == expected.shape
+    worst = np.abs(result - expected) / ((scale + 4) * epsilon * (2 + steps**0.5))
+    assert worst.size == 0 or worst.max() <= 1, f"{worst.max()} times the bound"
+
+
+P1 = ((1, 1), (1, 1))
+DENSE: list[dict[str, Any]] = [
+    dict(n=1, c=3, spatial=(13, 17), o=20, window=(7, 7), strides=(2, 2), pads=((3, 3), (3, 3))),
+    dict(n=2, c=16, spatial=(9, 11), o=33, window=(3, 3), pads=P1),
+    dict(n=2, c=24, spatial=(6, 7), o=16, window=(1, 1)),
+    dict(n=1, c=24, spatial=(6, 7), o=40, window=(1, 1), strides=(2, 2)),
+    dict(n=1, c=5, spatial=(12, 10), o=7, window=(3, 2), dilations=(2, 3), pads=((2, 0), (1, 3))),
+    dict(n=1, c=1, spatial=(8, 40), o=8, window=(3, 5), strides=(1, 3), pads=((1, 1), (0, 2))),
+    dict(n=3, c=6, spatial=(30,), o=18, window=(5,), pads=((2, 2),)),
+    dict(n=1, c=4, spatial=(5, 6, 7), o=9, window=(2, 3, 3), strides=(2, 1, 2), pads=((0, 1), (1, 1), (1, 1))),
+    dict(n=1, c=64, spatial=(7, 7), o=64, window=(3, 3), pads=P1),
+    dict(n=1, c=8, spatial=(1, 1), o=48, window=(1, 1)),
+    dict(n=2, c=8, spatial=(3, 3), o=48, window=(3, 3)),
+]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("case", DENSE)
+@pytest.mark.parametrize("epilogue", ["", "residual"])
+def test_dense(isa: Isa, case: dict[str, Any], epilogue: str) -> None:
+    check(conv_kernel(**case, epilogue=epilogue), isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("case", DENSE[:6])
+def test_channels_first_input(isa: Isa, case: dict[str, Any]) -> None:
+    check(conv_kernel(**case, channels_last=False), isa, threads=False)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("channels", [(8, 12, 4), (32, 64, 2), (6, 6, 2), (12, 8, 4)])
+def test_groups(isa: Isa, channels: tuple[int, int, int]) -> None:
+    c, o, groups = channels
+    check(conv_kernel(2, c, (7, 9), o, (3, 3), pads=P1, groups=groups, epilogue="residual"), isa)
+    check(conv_kernel(1, c, (7, 9), o, (1, 1), groups=groups), isa)
+    check(conv_kernel(1, c, (9,), o, (3,), groups=groups, constant=False), isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("multiplier", [1, 2])
+@pytest.mark.parametrize("c", [1 + 1, 16, 19, 40])
+def test_depthwise(isa: Isa, c: int, multiplier: int) -> None:
+    o = c * multiplier
+    check(conv_kernel(2, c, (9, 11), o, (3, 3), pads=P1, groups=c, epilogue="residual"), isa)
+    check(conv_kernel(1, c, (14, 13), o, (5, 5), pads=((2, 2), (2, 2)), strides=(2, 2), groups=c, out_halo=1), isa)
+    check(conv_kernel(1, c, (40,), o, (17,), dilations=(2,), groups=c), isa, threads=False)
+    check(conv_kernel(1, c, (4, 5, 6), o, (2, 2, 3), groups=c, channels_last=False), isa, threads=False)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_layouts(isa: Isa) -> None:
+    check(conv_kernel(2, 8, (5, 9), 24, (3, 3), pads=P1, out_halo=2, epilogue="residual"), isa)
+    check(conv_kernel(2, 8, (5, 9), 24, (1, 1), out_halo=1), isa)
+    check(conv_kernel(2, 8, (5, 9), 24, (1, 1), out_channels=40, epilogue="residual"), isa)
+    check(conv_kernel(1, 8, (5, 9), 16, (3, 3), pads=P1, out_channels=48), isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_computed_weights(isa: Isa) -> None:
+    check(conv_kernel(2, 5, (6, 7), 20, (3, 2), pads=P1, constant=False, epilogue="residual"), isa)
+    check(conv_kernel(2, 5, (6, 7), 5, (3, 2), pads=P1, constant=False, groups=5), isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_doubles(isa: Isa) -> None:
+    check(conv_kernel(1, 5, (6, 7), 20, (3, 3), pads=P1, dtype=F64, epilogue="residual"), isa)
+    check(conv_kernel(1, 20, (6, 7), 20, (3, 3), pads=P1, dtype=F64, groups=20), isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("groups", [1, 12])
+def test_dynamic_sizes(isa: Isa, groups: int) -> None:
+    n, h, w = (Symbol(name).dim for name in "nhw")
+    three = conv_kernel(
+        n, 12, (h, w), 12, (3, 3), pads=P1, strides=(2, 1), groups=groups, epilogue="residual", out_halo=1
+    )
+    one = conv_kernel(n, 12, (h, w), 36, (1, 1), epilogue="residual")
+    sizes: tuple[int, int, int]
+    for sizes in ((1, 1, 1), (2, 5, 4), (1, 3, 23), (3, 2, 9)):
+        symbols = dict(zip("nhw", sizes, strict=True))
+        check(three, isa, symbols, threads=sizes[0] == 2)
+        if groups == 1:
+            check(one, isa, symbols, threads=sizes[0] == 2)
