@@ -21,7 +21,8 @@ from aot.dtypes import DType, from_numpy
 from aot.errors import CompilerError, ModelError
 from aot.expr import Expr, arg
 from aot.ir import Array, Attr, Graph, Node, TensorType, Value
-from aot.ops import OPS, OpDef, normalize_axis
+from aot.ops import OPS, OpDef
+from aot.ops.helpers import axes_attr
 from aot.ops.opdef import Attrs
 
 Symbols = Mapping[str, int]
@@ -187,7 +188,8 @@ def fold_value(node: Node, operands: Sequence[Array | None]) -> list[Array] | No
     attrs = op.check_attrs(node.attrs)
     if any(True for attr in attrs.values() for _ in _symbols(attr)):
         return None
-    if sum(int(np.prod(value.type.shape, dtype=np.float64)) for value in node.outputs) > FOLD_WORK_LIMIT:
+    sizes = [value.type.elements for value in node.outputs]
+    if any(not isinstance(size, int) or size > FOLD_WORK_LIMIT for size in sizes):
         return None
     if op.access is not None and node.op != "resize":
         results: list[Array] | None = evaluate_op(op, attrs, operands)
@@ -374,7 +376,7 @@ def _fold_reduce(function: str) -> Callable[..., Array | None]:
     """Sequential over the reduced elements, elementwise over the rest: the order is fixed."""
 
     def run(attrs: Attrs, x: Array) -> Array | None:
-        axes = tuple(sorted(normalize_axis(int(axis), x.ndim) for axis in attrs["axes"]))  # type: ignore[union-attr]
+        axes = axes_attr(attrs, x.ndim)
         keep = bool(attrs["keepdims"])
         shape = [1 if a in axes else n for a, n in enumerate(x.shape)] if keep else [
             n for a, n in enumerate(x.shape) if a not in axes
@@ -387,7 +389,7 @@ def _fold_reduce(function: str) -> Callable[..., Array | None]:
             total = rows[0]
             for row in rows[1:]:
                 total = _EXACT[function](total, row)
-            return total.reshape(shape)
+            return np.reshape(total, shape)
         # Floats accumulate in double and are rounded once.
         accumulate = x.dtype if integer else np.dtype(np.float64)
         total = np.full(rows.shape[1], 0 if function in ("sum", "mean") else 1, accumulate)
@@ -398,7 +400,7 @@ def _fold_reduce(function: str) -> Callable[..., Array | None]:
                 if integer or not len(rows):
                     return None
                 total = total / np.float64(len(rows))
-            return total.astype(x.dtype).reshape(shape)
+            return np.reshape(total.astype(x.dtype), shape)
 
     return run
 
@@ -415,7 +417,7 @@ def _fold_matmul(attrs: Attrs, a: Array, b: Array) -> Array | None:
     with np.errstate(all="ignore"):
         for k in range(inner):
             total += left[..., :, k, None] * right[..., None, k, :]
-        return total.astype(a.dtype)
+        return np.asarray(total, dtype=a.dtype)
 
 
 def _fold_scan(op: str) -> Callable[..., Array | None]:

@@ -52,7 +52,7 @@ def _reference(attrs: Attrs, q: Array, k: Array, v: Array, mask: Array | None = 
             queries, keys = scores.shape[-2:]
             seen = np.arange(keys)[None, :] <= np.arange(queries)[:, None] + (keys - queries)
             scores = np.where(seen, scores, -np.inf)
-        return np.matmul(softmax_array(scores, -1), wide_v).astype(q.dtype)
+        return np.asarray(np.matmul(softmax_array(scores, -1), wide_v)).astype(q.dtype)
 
 
 def _by_group(builder: Builder, mask: Value, heads: Dim, groups: Dim) -> Value:

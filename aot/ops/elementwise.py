@@ -320,17 +320,17 @@ binary("fmod", "The remainder with the dividend's sign; of integers by 0: 0.", _
 binary("pow", "x to the y.", _function2("pow"), flops=30, positive=True, small=True)
 binary("min", "The smaller; NaN if either is NaN.", _function2("min"), commutative=True)
 binary("max", "The larger; NaN if either is NaN.", _function2("max"), commutative=True)
-for _name, _symbol, _onnx, _families in (
-    ("eq", "==", "Equal", ANY),
-    ("ne", "!=", "", ANY),
-    ("lt", "<", "Less", NUMERIC),
-    ("le", "<=", "LessOrEqual", NUMERIC),
-    ("gt", ">", "Greater", NUMERIC),
-    ("ge", ">=", "GreaterOrEqual", NUMERIC),
+for _name, _symbol, _onnx_names, _among in (
+    ("eq", "==", ("Equal",), ANY),
+    ("ne", "!=", (), ANY),
+    ("lt", "<", ("Less",), NUMERIC),
+    ("le", "<=", ("LessOrEqual",), NUMERIC),
+    ("gt", ">", ("Greater",), NUMERIC),
+    ("ge", ">=", ("GreaterOrEqual",), NUMERIC),
 ):
     binary(
-        _name, f"Whether x {_symbol} y.", _function2(_name), families=_families, boolean=True,
-        onnx=(_onnx,) if _onnx else (), commutative=_name in ("eq", "ne"),
+        _name, f"Whether x {_symbol} y.", _function2(_name), families=_among, boolean=True, onnx=_onnx_names,
+        commutative=_name in ("eq", "ne"),
     )  # fmt: skip
 for _name, _onnx in (("and", "And"), ("or", "Or"), ("xor", "Xor")):
     binary(

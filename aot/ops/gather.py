@@ -202,7 +202,7 @@ def _one_hot_reference(attrs: Attrs, indices: Array, values: Array) -> Array:
     axis = normalize_axis(int_attr(attrs, "axis"), indices.ndim + 1)
     wide = indices.astype(np.int64)
     hot = np.where(wide < 0, wide + depth, wide)[..., None] == np.arange(depth)
-    return values[np.moveaxis(hot, -1, axis).astype(np.int64)]
+    return np.asarray(values[np.moveaxis(hot, -1, axis).astype(np.int64)])
 
 
 def _one_hot_samples(rng: Any) -> list[Sample]:

@@ -148,7 +148,7 @@ def _mean_reference(attrs: Attrs, x: Array) -> Array:
     total = np.asarray(np.sum(_wide_array(x), axis=axes, keepdims=keep))
     with np.errstate(all="ignore"):
         if x.dtype.kind in "iu":
-            return (np.sign(total) * (np.abs(total) // max(count, 1))).astype(x.dtype)
+            return np.asarray(np.sign(total) * (np.abs(total) // max(count, 1)), dtype=x.dtype)
         return np.asarray(total / count).astype(x.dtype)
 
 

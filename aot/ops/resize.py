@@ -14,7 +14,7 @@ import numpy as np
 from aot.dims import Dim
 from aot.dtypes import F32, I64
 from aot.expr import Expr, call, cast, const, dim, select
-from aot.ir import Array, TensorType
+from aot.ir import Array, Attr, TensorType
 from aot.ops.helpers import NUMERIC, dims_attr, float_attr, integers, need_family, normal, sequence_attr, wide_dtype
 from aot.ops.indexing import ZERO, all_of, clamp, fixed, given
 from aot.ops.opdef import Attrs, AttrSpec, Kind, OpDef, OpError, Sample, Source, register
@@ -252,10 +252,10 @@ def _samples(rng: Any) -> list[Sample]:
     found = []
     for coordinate in COORDINATES:
         for mode in MODES:
-            attrs = {"mode": mode, "coordinate": coordinate}
+            attrs: dict[str, Attr] = {"mode": mode, "coordinate": coordinate}
             found.append(Sample((normal(rng, 1, 2, 4, 5),), {"shape": (1, 2, 7, 11), **attrs}, 1e-4, 1e-4))
             found.append(Sample((normal(rng, 1, 2, 7, 6),), {"shape": (1, 2, 3, 1), **attrs}, 1e-4, 1e-4))
-            scaled = {"shape": (1, 2, 6, 9), "scales": (1.0, 1.0, 1.6, 2.3), **attrs}
+            scaled: dict[str, Attr] = {"shape": (1, 2, 6, 9), "scales": (1.0, 1.0, 1.6, 2.3), **attrs}
             found.append(Sample((normal(rng, 1, 2, 4, 4),), scaled, 1e-4, 1e-4))
     for nearest in NEAREST:
         for coordinate in ("half_pixel", "asymmetric"):

@@ -142,12 +142,12 @@ def _conv_reference(attrs: Attrs, x: Array, w: Array, bias: Array | None = None)
     out = [(n + begin + end - reach) // stride + 1 for n, begin, end, reach, stride in sides]
     dtype = accumulator(x, batch * w.size * math.prod(out))
     padded = _padded(x, g, 0).astype(dtype)
-    weights = w.astype(dtype).reshape(groups, outputs, inputs, *w.shape[2:])
+    weights = np.moveaxis(w.astype(dtype).reshape(groups, outputs, inputs, *w.shape[2:]), (0, 1, 2), (-3, -2, -1))
     total = np.zeros((batch, groups, outputs, math.prod(out)), dtype)
     with np.errstate(all="ignore"):
         for tap in _taps(g.window):
             columns = _tap(padded, tap, g, out).reshape(batch, groups, inputs, math.prod(out))
-            factors = weights[(slice(None), slice(None), slice(None), *tap)]
+            factors = weights[tap]
             total += factors[None] * columns if inputs == 1 else np.matmul(factors[None], columns)
         result = total.reshape(batch, groups * outputs, *out)
         if bias is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
+import onnxruntime  # type: ignore[import-untyped]
 import pytest
 from onnx import helper
 
@@ -83,7 +83,7 @@ def _layer_norm(s: Sample) -> Spec:
     x, *rest = s.operands
     assert x is not None
     axis = s.attrs["axis"]
-    scale = rest[0] if rest and rest[0] is not None else np.ones(x.shape[axis:], x.dtype)  # type: ignore[misc]
+    scale = rest[0] if rest and rest[0] is not None else np.ones(x.shape[axis:], x.dtype)
     bias = rest[1:2]
     return "LayerNormalization", {"axis": axis, "epsilon": s.attrs.get("epsilon", 1e-5)}, [x, scale, *bias]
 

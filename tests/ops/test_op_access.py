@@ -1,18 +1,21 @@
-"""Evaluates access rules with numpy, for every output index at once."""
+"""Access rules of VIEW and GATHER ops against their references, evaluated for every output index at once."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 from aot import expr as expression
 from aot.dtypes import from_numpy
+from aot.evaluate import evaluate_op
 from aot.expr import Expr, axis, load
 from aot.ir import Array, TensorType
-from aot.ops import OpDef
+from aot.ops import OPS, OpDef, Sample, infer
 from aot.ops.opdef import Attrs
 
 
@@ -82,3 +85,23 @@ def _load(array: Array, args: list[Any]) -> Any:
         return fill
     clipped = [np.clip(index, 0, extent - 1) for index, extent in zip(indices, array.shape, strict=True)]
     return np.where(guard, array[tuple(clipped)], fill)
+
+
+CASES = [
+    pytest.param(name, sample, id=f"{name}-{number}")
+    for name, op in sorted(OPS.items())
+    if op.access is not None
+    for number, sample in enumerate(op.samples(np.random.default_rng(zlib.crc32(name.encode()))))
+]
+
+
+@pytest.mark.parametrize(("name", "sample"), CASES)
+def test_access_agrees_with_reference(name: str, sample: Sample) -> None:
+    op = OPS[name]
+    attrs = op.check_attrs(sample.attrs)
+    types = [None if a is None else TensorType(from_numpy(a.dtype), a.shape) for a in sample.operands]
+    (out,) = infer(name, attrs, types)
+    (expected,) = evaluate_op(op, attrs, sample.operands)
+    got = evaluate_access(op, attrs, sample.operands, out)
+    assert got.shape == expected.shape and got.dtype == expected.dtype
+    np.testing.assert_allclose(got, expected, rtol=sample.relative, atol=sample.absolute)
