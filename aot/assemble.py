@@ -165,9 +165,7 @@ def guards(graph: Graph, symbols: Sequence[Symbol]) -> tuple[Guard, ...]:
             if dim in number and dim not in seen:
                 seen.add(dim)
                 symbol = symbols[number[dim]]
-                bind.append(
-                    Guard(GuardKind.BIND, port, axis, number[dim], symbol.lo, symbol.hi or 0, symbol.divisor)
-                )
+                bind.append(Guard(GuardKind.BIND, port, axis, number[dim], symbol.lo, symbol.hi or 0, symbol.divisor))
             else:
                 equal.append(Guard(GuardKind.EQUAL, port, axis, expected=dim))
     return (*bind, *equal)

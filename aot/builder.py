@@ -81,5 +81,11 @@ class Builder:
     def finish(self, outputs: Sequence[Value], state: Sequence[tuple[Value, Value]] = ()) -> Graph:
         """The graph."""
         return Graph(
-            self.name, tuple(self.inputs), dict(self.consts), tuple(self.nodes), tuple(outputs), tuple(state), Level.CORE
+            self.name,
+            tuple(self.inputs),
+            dict(self.consts),
+            tuple(self.nodes),
+            tuple(outputs),
+            tuple(state),
+            Level.CORE,
         )

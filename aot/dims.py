@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Union
+from typing import TypeAlias
 
-Dim = Union[int, "DimExpr"]
+Dim: TypeAlias = "int | DimExpr"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Call:
         return f"{self.function}({', '.join(map(str, self.args))})"
 
 
-Atom = Union[Symbol, Call]
+Atom = Symbol | Call
 Monomial = tuple[Atom, ...]
 
 
@@ -227,7 +227,11 @@ def exact_div(dividend: Dim, divisor: Dim) -> Dim | None:
             remaining.remove(atom)
         if coefficient % lead_coefficient:
             return None
-        step = _make({tuple(remaining): coefficient // lead_coefficient}, 0) if remaining else coefficient // lead_coefficient
+        step = (
+            _make({tuple(remaining): coefficient // lead_coefficient}, 0)
+            if remaining
+            else coefficient // lead_coefficient
+        )
         quotient = quotient + step
         rest = rest - step * divisor
     return None
@@ -330,7 +334,12 @@ def _atom(call: Call) -> DimExpr:
 def _single_call(dim: Dim, function: str) -> Call | None:
     if isinstance(dim, DimExpr) and not dim.constant and len(dim.terms) == 1:
         (monomial, coefficient) = dim.terms[0]
-        if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Call) and monomial[0].function == function:
+        if (
+            coefficient == 1
+            and len(monomial) == 1
+            and isinstance(monomial[0], Call)
+            and monomial[0].function == function
+        ):
             return monomial[0]
     return None
 
@@ -449,7 +458,9 @@ def evaluate(dim: Dim, values: Mapping[str, int]) -> int:
 def _factor_text(dim: Dim) -> str:
     terms, constant = terms_of(dim)
     plain = not terms or (not constant and len(terms) == 1 and terms[0][1] == 1 and len(terms[0][0]) == 1)
-    simple = plain and not (terms and isinstance(terms[0][0][0], Call) and terms[0][0][0].function in ("floordiv", "mod"))
+    simple = plain and not (
+        terms and isinstance(terms[0][0][0], Call) and terms[0][0][0].function in ("floordiv", "mod")
+    )
     return str(dim) if simple and not (isinstance(dim, int) and dim < 0) else f"({dim})"
 
 

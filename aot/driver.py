@@ -83,7 +83,9 @@ def compile(
         for backend, hardware in targets:
             with report.stage("fuse and plan"):
                 targeted = replace(context, target=hardware)
-                ordered = PassManager(TARGET_PASSES, targeted, report=lambda name: tell("fuse and plan", name)).run(core)
+                ordered = PassManager(TARGET_PASSES, targeted, report=lambda name: tell("fuse and plan", name)).run(
+                    core
+                )
                 assembled = assemble(ordered, backend, hardware, variant=variant_name, node_budget=DEFAULT_NODE_BUDGET)
             tell("compile", f"{len(assembled.sources)} kernels for {hardware.name}")
             with report.stage("compile"):
@@ -196,4 +198,3 @@ def _meta(
         "targets": [target.name for _, target in targets],
         "tools": {**tools, "numpy": numpy.__version__, "onnx": onnx.__version__},
     }
-

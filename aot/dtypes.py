@@ -92,5 +92,7 @@ def from_numpy(dtype: Any) -> DType:
     """The DType of a numpy (or ml_dtypes) dtype; raises UnsupportedError for strings and objects."""
     name = np.dtype(dtype).name
     if name not in _BY_NUMPY_NAME:
-        raise UnsupportedError(f"no element type for numpy dtype {name!r}", hint="Convert the array to a numeric dtype.")
+        raise UnsupportedError(
+            f"no element type for numpy dtype {name!r}", hint="Convert the array to a numeric dtype."
+        )
     return _BY_NUMPY_NAME[name]

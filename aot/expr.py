@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -112,7 +112,7 @@ class Expr:
         return call("ge", self, other)
 
 
-Operand = Union[Expr, int, float, bool]
+Operand = Expr | int | float | bool
 
 
 def arg(index: int, dtype: DType) -> Expr:
@@ -279,7 +279,11 @@ def _erf(x: Any) -> Any:
 
 
 def _floordiv(a: Any, b: Any) -> Any:
-    return np.floor_divide(a, np.where(b == 0, np.ones_like(b), b)) if np.asarray(b).dtype.kind in "iu" else np.floor_divide(a, b)
+    return (
+        np.floor_divide(a, np.where(b == 0, np.ones_like(b), b))
+        if np.asarray(b).dtype.kind in "iu"
+        else np.floor_divide(a, b)
+    )
 
 
 def _divide(a: Any, b: Any) -> Any:
@@ -287,7 +291,9 @@ def _divide(a: Any, b: Any) -> Any:
     if np.asarray(a).dtype.kind in "iu":
         safe = np.where(b == 0, np.ones_like(b), b)
         quotient = np.floor_divide(a, safe)
-        return np.where(b == 0, np.zeros_like(a), quotient + ((quotient < 0) & (quotient * safe != a)).astype(quotient.dtype))
+        return np.where(
+            b == 0, np.zeros_like(a), quotient + ((quotient < 0) & (quotient * safe != a)).astype(quotient.dtype)
+        )
     return np.divide(a, b)
 
 

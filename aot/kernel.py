@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Union
 
 from aot.dims import Dim
 from aot.dtypes import DType
@@ -137,7 +136,7 @@ class ScanRoot:
     accumulate: DType
 
 
-Root = Union[ContractRoot, WindowRoot, AttendRoot, ScanRoot]
+Root = ContractRoot | WindowRoot | AttendRoot | ScanRoot
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,13 @@ class _Lowering:
             position = start + tap * dilations[number]
             inner.append(position)
             out_extent = node.output.type.shape[2 + number]
-            overhang = (out_extent - 1) * strides[number] + (window[number] - 1) * dilations[number] - pads[number] + 1 - extent
+            overhang = (
+                (out_extent - 1) * strides[number]
+                + (window[number] - 1) * dilations[number]
+                - pads[number]
+                + 1
+                - extent
+            )
             last_in_range = isinstance(overhang, int) and overhang <= 0
             if pads[number]:
                 guard = _both(guard, position >= 0)
@@ -314,7 +320,14 @@ def _both(left: Expr, right: Expr) -> Expr:
 
 
 def _taps_counted(
-    start: Expr, window: int, dilation: int, extent: Expr, pad_before: int, pad_after: int, with_pads: bool, clipped: bool
+    start: Expr,
+    window: int,
+    dilation: int,
+    extent: Expr,
+    pad_before: int,
+    pad_after: int,
+    with_pads: bool,
+    clipped: bool,
 ) -> Expr:
     """How many taps of one window an average counts along one axis, as an i64 Expr.
 
@@ -373,7 +386,15 @@ def lower(node: Node, is_constant: Callable[[Value], bool]) -> Kernel:
     outputs = tuple(KernelOperand(value.type) for value in node.outputs)
     name = str(node.attrs["name"])
     return Kernel(
-        name, _kind(lowering, stores), tuple(lowering.axes), lowering.domain, inputs, outputs, tuple(stores), lowering.root, node.locs
+        name,
+        _kind(lowering, stores),
+        tuple(lowering.axes),
+        lowering.domain,
+        inputs,
+        outputs,
+        tuple(stores),
+        lowering.root,
+        node.locs,
     )
 
 

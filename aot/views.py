@@ -55,9 +55,7 @@ def view_of(node: Node, source: TensorType) -> View | None:
     return View(TensorType(out.dtype, out.shape, layout_of(out.shape, strides)), offset)
 
 
-def reshaped_strides(
-    shape: Sequence[Dim], strides: Sequence[Dim], new_shape: Sequence[Dim]
-) -> tuple[Dim, ...] | None:
+def reshaped_strides(shape: Sequence[Dim], strides: Sequence[Dim], new_shape: Sequence[Dim]) -> tuple[Dim, ...] | None:
     """Strides of a reshape that moves no bytes, or None.
 
     Walks both shapes, matching the shortest groups of axes with equal products; the axes of a group
@@ -110,7 +108,10 @@ def reshaped_strides(
 def layout_of(shape: Sequence[Dim], strides: Sequence[Dim]) -> Layout:
     """The simplest layout with these strides: an order where they are dense, else the strides themselves."""
     order = tuple(
-        sorted(range(len(shape)), key=lambda axis: (-representative(strides[axis]), -representative(shape[axis]) == -1, axis))
+        sorted(
+            range(len(shape)),
+            key=lambda axis: (-representative(strides[axis]), -representative(shape[axis]) == -1, axis),
+        )
     )
     for candidate in dict.fromkeys((tuple(range(len(shape))), order)):
         dense = dense_strides(shape, candidate)

@@ -29,7 +29,7 @@ class _Writer:
 
     def weight(self, array: np.ndarray, hint: str) -> str:
         name = self.name(hint)
-        self.initializers.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        self.initializers.append(numpy_helper.from_array(np.asarray(array, order="C"), name))
         return name
 
     def ints(self, values: Sequence[int], hint: str = "shape") -> str:

@@ -13,7 +13,11 @@ ROOT = Path(__file__).parent.parent
 LAYERS: dict[str, int] = {
     **dict.fromkeys(("aot.dtypes", "aot.errors", "aot.options", "aot.target", "aot.dims"), 0),
     **dict.fromkeys(
-        ("aot.ir", "aot.expr", "aot.kernel", "aot.program", "aot.text", "aot.recipe", "aot.offsets", "aot.offset_search"), 1
+        (
+            "aot.ir", "aot.expr", "aot.kernel", "aot.program", "aot.text", "aot.recipe", "aot.offsets",
+            "aot.offset_search",
+        ),
+        1,
     ),
     **dict.fromkeys(
         (
@@ -37,7 +41,9 @@ FOLDERS = {"aot": "aot", "frontend": "aot.frontend", "backend": "aot.backend", "
 def modules() -> Iterator[tuple[str, Path]]:
     for folder, package in FOLDERS.items():
         for path in sorted((ROOT / folder).rglob("*.py")):
-            if folder == "aot" and any((ROOT / "aot" / part).is_symlink() for part in path.relative_to(ROOT / "aot").parts[:1]):
+            if folder == "aot" and any(
+                (ROOT / "aot" / part).is_symlink() for part in path.relative_to(ROOT / "aot").parts[:1]
+            ):
                 continue
             parts = path.relative_to(ROOT / folder).with_suffix("").parts
             if folder == "runtime" and parts[0] in ("tests", "examples"):
@@ -61,7 +67,9 @@ def unit(module: str) -> str | None:
     return next((name for name in LAYERS if module == name or module.startswith(f"{name}.")), None)
 
 
-@pytest.mark.parametrize(("module", "path"), list(modules()), ids=lambda value: str(value) if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("module", "path"), list(modules()), ids=lambda value: str(value) if isinstance(value, str) else ""
+)
 def test_imports_point_to_lower_layers(module: str, path: Path) -> None:
     if module == "aot":
         return  # its imports are lazy

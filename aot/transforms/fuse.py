@@ -29,7 +29,9 @@ GENERATORS = frozenset({"iota", "dim_tensor"})
 _EXPENSIVE_GATHERS = frozenset({"resize"})
 """GATHER ops that read several elements of their input per output element."""
 
-_MOVING_READS = frozenset({"gather", "gather_elements", "gather_nd", "pad", "tile", "slice", "one_hot", "trilu", "concat"})
+_MOVING_READS = frozenset(
+    {"gather", "gather_elements", "gather_nd", "pad", "tile", "slice", "one_hot", "trilu", "concat"}
+)
 
 
 @dataclass
@@ -188,7 +190,9 @@ class _Fuser:
     def _read_elsewhere(self, value: Value, *clusters: _Cluster) -> bool:
         if value in self.outputs:
             return True
-        return any(user not in self.cluster or self.cluster[user] not in clusters for user in self.graph.users.get(value, ()))
+        return any(
+            user not in self.cluster or self.cluster[user] not in clusters for user in self.graph.users.get(value, ())
+        )
 
     # The cost decision.
 
@@ -291,7 +295,10 @@ class _Fuser:
             if self._read_elsewhere(value, producer, consumer)
         ]
         if any(shape == rows.full for shape in shapes):
-            return all(shape == rows.full or (len(shape) == len(rows.full) and _is_reduced_shape(shape, rows)) for shape in shapes)
+            return all(
+                shape == rows.full or (len(shape) == len(rows.full) and _is_reduced_shape(shape, rows))
+                for shape in shapes
+            )
         return len(set(shapes)) == 1
 
     def _is_convex(self, producer: _Cluster, consumer: _Cluster) -> bool:
@@ -347,7 +354,8 @@ class _Fuser:
                 made[unit.number] = kernel
                 nodes.append(kernel)
         nodes = [
-            replace(node, inputs=tuple(renamed.get(v, v) if v is not None else None for v in node.inputs)) for node in nodes
+            replace(node, inputs=tuple(renamed.get(v, v) if v is not None else None for v in node.inputs))
+            for node in nodes
         ]
         outputs = tuple(renamed.get(v, v) for v in self.graph.outputs)
         state = tuple((source, renamed.get(output, output)) for source, output in self.graph.state)
@@ -458,7 +466,10 @@ def _topological(units: Sequence[Node | _Cluster]) -> list[Node | _Cluster]:
         for node in nodes:
             for value in node.outputs:
                 made_by[value] = number
-    needs = [{made_by[v] for n in nodes for v in n.operands if v in made_by and made_by[v] != i} for i, nodes in enumerate(members)]
+    needs = [
+        {made_by[v] for n in nodes for v in n.operands if v in made_by and made_by[v] != i}
+        for i, nodes in enumerate(members)
+    ]
     readers: list[list[int]] = [[] for _ in units]
     for number, sources in enumerate(needs):
         for source in sources:

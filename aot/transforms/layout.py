@@ -120,9 +120,7 @@ class _Assigner:
         outputs = [replace_name(value, old.name) for value, old in zip(outputs, self.graph.outputs, strict=True)]
         final = dict(zip((renamed[v] for v in self.graph.outputs), outputs, strict=True))
         nodes = tuple(_rename(node, final) for node in self.nodes)
-        state = tuple(
-            (source, outputs[self.graph.outputs.index(output)]) for output, source in state_outputs.items()
-        )
+        state = tuple((source, outputs[self.graph.outputs.index(output)]) for output, source in state_outputs.items())
         return self.graph.with_(nodes=nodes, outputs=tuple(outputs), state=state)
 
     # One node.
@@ -297,4 +295,3 @@ def _ints(attr: object) -> tuple[int, ...]:
 def _int(attr: object) -> int:
     assert isinstance(attr, int)
     return attr
-

@@ -118,4 +118,3 @@ class _Units:
 
 def _rank(state: _State) -> tuple[int, int, tuple[int, ...]]:
     return (state.peak_bytes, state.live_bytes, state.sequence)
-

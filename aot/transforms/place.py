@@ -14,7 +14,6 @@ from types import MappingProxyType
 
 from aot import dims as dimension
 from aot import expr
-from aot.dims import Dim
 from aot.errors import CompilerError
 from aot.ir import Graph, Layout, Level, Node, TensorType, Value
 from aot.kernel import AttendRoot, ContractRoot, Kernel, ScanRoot, WindowRoot
@@ -199,9 +198,7 @@ def place_buffers(graph: Graph, constants: Mapping[Value, int], node_budget: int
     for root, (space, index) in fixed.items():
         if root in first:
             number_of[root] = len(buffers)
-            buffers.append(
-                Buffer(space, index, root.type.storage_bytes, 0, (), first[root], last[root], root.name)
-            )
+            buffers.append(Buffer(space, index, root.type.storage_bytes, 0, (), first[root], last[root], root.name))
     blocks = [Block(first[root], last[root] + 1, sizes[root], root.name) for root in arena]
     base = len(buffers)
     if all(isinstance(size, int) for size in sizes.values()):
@@ -209,7 +206,12 @@ def place_buffers(graph: Graph, constants: Mapping[Value, int], node_budget: int
         check(blocks, placement.offsets)
         order, offsets = tuple(range(len(arena))), placement.offsets
         below: tuple[tuple[int, ...], ...] = ((),) * len(arena)
-        peak, bound, method, proved = placement.peak_bytes, placement.lower_bound_bytes, placement.method, placement.proved
+        peak, bound, method, proved = (
+            placement.peak_bytes,
+            placement.lower_bound_bytes,
+            placement.method,
+            placement.proved,
+        )
     else:
         stacked = place_symbolic(blocks, node_budget=node_budget)
         check_symbolic(blocks, stacked.order, stacked.below)
@@ -220,8 +222,6 @@ def place_buffers(graph: Graph, constants: Mapping[Value, int], node_budget: int
         root = arena[block]
         number_of[root] = len(buffers)
         under = tuple(position_of[number] for number in below[block])
-        buffers.append(
-            Buffer(Space.ARENA, 0, sizes[root], offsets[block], under, first[root], last[root], root.name)
-        )
+        buffers.append(Buffer(Space.ARENA, 0, sizes[root], offsets[block], under, first[root], last[root], root.name))
     method = f"{method}, proved minimal" if proved else method
     return Plan(tuple(buffers), number_of, place_of, peak, bound, method)

@@ -24,13 +24,22 @@ class Maker(Builder):
         array = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
         return self.const(array * np.float32(0.5), f"w{len(self.consts)}")
 
-    def convolve(self, x: Value, out: int, kernel: int = 3, stride: int = 1, groups: int = 1, pad: int | None = None) -> Value:
+    def convolve(
+        self, x: Value, out: int, kernel: int = 3, stride: int = 1, groups: int = 1, pad: int | None = None
+    ) -> Value:
         channels, spatial = x.type.shape[1], x.type.rank - 2
         assert isinstance(channels, int)
         pads = (kernel // 2 if pad is None else pad,) * (2 * spatial)
         weight = self.weight(out, channels // groups, *([kernel] * spatial))
         result: Value = self.op(
-            "conv", x, weight, self.weight(out), strides=(stride,) * spatial, pads=pads, dilations=(1,) * spatial, groups=groups
+            "conv",
+            x,
+            weight,
+            self.weight(out),
+            strides=(stride,) * spatial,
+            pads=pads,
+            dilations=(1,) * spatial,
+            groups=groups,
         )[0]
         return result
 
@@ -92,7 +101,9 @@ def encoder() -> Graph:
         a = b.attention(heads(x), heads(x), heads(x), bias, scale=0.5)
         a = b.reshape(b.transpose(a, perm=(0, 2, 1, 3)), shape=(n, s, 12))
     with b.at("project"):
-        x = b.layer_norm(b.add(b.add(b.matmul(a, b.weight(12, 12)), b.weight(12)), x), b.weight(12), None, axis=-1, epsilon=1e-5)
+        x = b.layer_norm(
+            b.add(b.add(b.matmul(a, b.weight(12, 12)), b.weight(12)), x), b.weight(12), None, axis=-1, epsilon=1e-5
+        )
     with b.at("feed"):
         y = b.matmul(b.gelu(b.add(b.matmul(x, b.weight(12, 20)), b.weight(20))), b.weight(20, 12))
     x = b.add(x, y)
@@ -127,5 +138,7 @@ def random_inputs(graph: Graph, symbols: Mapping[str, int] = SYMBOLS, seed: int 
         if value.type.dtype.is_float:
             found[value.name] = random.standard_normal(shape).astype(value.type.dtype.numpy)
         else:
-            found[value.name] = random.integers(0, 2 if value.name == "mask" else 11, shape).astype(value.type.dtype.numpy)
+            found[value.name] = random.integers(0, 2 if value.name == "mask" else 11, shape).astype(
+                value.type.dtype.numpy
+            )
     return found

@@ -1,0 +1,197 @@
+"""One thread against ONNX Runtime on real models: `python benchmarks/zoo.py [--zoo FOLDER] [--only NAME …]`.
+
+Every output is compared before anything is timed. The two run interleaved, in short rounds, and the table
+gives medians and their ratio (below 1: aotc is faster). With --write, the table goes to
+benchmarks/results/ with versions and date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import models as written
+
+import aot
+from tests.zoo.catalogue import Inputs, catalogue, make_inputs
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case of one model: medians in milliseconds, and how far the outputs are apart."""
+
+    model: str
+    case: str
+    aotc_ms: float
+    onnxruntime_ms: float
+    worst: float  # |difference| / (1e-4 + 1e-3 |expected|), at most 1 for agreement
+
+    @property
+    def ratio(self) -> float:
+        return self.aotc_ms / self.onnxruntime_ms
+
+
+def cases(zoo: Path, made: Path) -> list[tuple[str, Path, list[tuple[str, Inputs]]]]:
+    """(model, file, [(label, inputs)]) of every model that is here."""
+    found = [
+        (m.name, zoo / m.file, [(label, make_inputs(spec)) for label, spec in m.cases])
+        for m in catalogue()
+        if (zoo / m.file).exists()
+    ]
+    for name in written.MODELS:
+        shapes = [("×".join(map(str, next(iter(c.values())).shape)), c) for c in written.inputs(name)]
+        found.append((name, written.write(name, made), shapes))
+    return found
+
+
+def strip_initializer_inputs(path: Path) -> bytes:
+    """The model with initializers removed from its inputs, so that ONNX Runtime can fold them too."""
+    import onnx
+
+    model = onnx.load(str(path))
+    held = {tensor.name for tensor in model.graph.initializer}
+    kept = [value for value in model.graph.input if value.name not in held]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    return bytes(model.SerializeToString())
+
+
+def difference(got: Any, want: Any) -> float:
+    if want.dtype.kind != "f":
+        return 0.0 if np.array_equal(got, want) else float("inf")
+    got64, want64 = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    if not np.array_equal(np.isnan(got64), np.isnan(want64)):
+        return float("inf")
+    return float(np.nanmax(np.abs(got64 - want64) / (1e-4 + 1e-3 * np.abs(want64)), initial=0))
+
+
+def interleave(runs: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
+    """Median seconds of each callable, taken in turns."""
+    samples: list[list[float]] = [[] for _ in runs]
+    for run in runs:
+        run()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(samples[0]) < 5:
+        for run, taken in zip(runs, samples, strict=True):
+            start = time.perf_counter()
+            run()
+            taken.append(time.perf_counter() - start)
+    return [statistics.median(taken) for taken in samples]
+
+
+def prefer_realtime() -> bool:
+    """Asks for real-time scheduling while sampling, so that other work on the machine does not show."""
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setscheduler(int(thread), os.SCHED_FIFO, os.sched_param(10))
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def measure(
+    name: str, path: Path, inputs: list[tuple[str, Inputs]], seconds: float, folder: Path, rebuild: bool
+) -> list[Row]:
+    import onnxruntime as ort
+
+    artifact = folder / f"{name}.aot"
+    if rebuild or not artifact.exists():
+        aot.compile(path, target="cpu").save(artifact)
+    model = aot.load(artifact, threads=1)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = ort.InferenceSession(strip_initializer_inputs(path), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    rows = []
+    for label, case in inputs:
+        got, want = model.run(case), session.run(names, case)
+        worst = max(difference(got[n], w) for n, w in zip(names, want, strict=True))
+        if worst > 1:
+            print(f"{name} {label}: outputs differ ({worst:.2f} of the tolerance); not timed", flush=True)
+            continue
+
+        def ours(case: Inputs = case) -> Any:
+            return model.run(case)
+
+        def theirs(case: Inputs = case) -> Any:
+            return session.run(names, case)
+
+        aotc, peer = interleave([ours, theirs], seconds)
+        rows.append(Row(name, label, aotc * 1e3, peer * 1e3, worst))
+        print(
+            f"{name:22} {label:16} {aotc * 1e3:9.3f} {peer * 1e3:9.3f} {rows[-1].ratio:6.2f}  {worst:.3f}", flush=True
+        )
+    return rows
+
+
+def geomean(values: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(values)))) if values else float("nan")
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = ["| model | case | aotc ms | ONNX Runtime ms | ratio |", "|---|---|---|---|---|"]
+    lines += [f"| {r.model} | {r.case} | {r.aotc_ms:.3f} | {r.onnxruntime_ms:.3f} | {r.ratio:.2f} |" for r in rows]
+    by_model = {r.model: geomean([x.ratio for x in rows if x.model == r.model]) for r in rows}
+    lines.append(f"| **geomean over models** | | | | **{geomean(list(by_model.values())):.2f}** |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--zoo", type=Path, default=Path(os.environ.get("AOT_ZOO", "build/zoo")))
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--folder", type=Path, default=Path("build/bench"))
+    parser.add_argument("--keep", action="store_true", help="use artifacts of an earlier run")
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    import onnxruntime
+
+    realtime = prefer_realtime()
+    rows: list[Row] = []
+    failed = False
+    for name, path, inputs in cases(arguments.zoo, arguments.folder):
+        if arguments.only and name not in arguments.only:
+            continue
+        try:
+            rows += measure(name, path, inputs, arguments.seconds, arguments.folder, not arguments.keep)
+        except aot.AotError as error:
+            print(f"{name}: {error}", flush=True)
+            failed = True
+    print(table(rows))
+    if arguments.write:
+        cpu = next(
+            (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
+            platform.machine(),
+        )
+        date = datetime.now(UTC).strftime("%Y-%m-%d")
+        facts = {"date": date, "cpu": cpu, "aotc": aot.__version__, "onnxruntime": onnxruntime.__version__,
+                 "threads": 1, "realtime_scheduling": realtime}  # fmt: skip
+        folder = HERE / "results"
+        folder.mkdir(exist_ok=True)
+        (folder / "zoo.json").write_text(json.dumps({**facts, "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
+        header = "# One thread against ONNX Runtime\n\n" + "\n".join(f"- {k}: {v}" for k, v in facts.items())
+        (folder / "zoo.md").write_text(f"{header}\n\nRe-run: `python benchmarks/zoo.py --write`\n\n{table(rows)}\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
