@@ -91,12 +91,12 @@ class Bindings:
             raise OptionError(f"the range {lo}..{hi} is empty or negative", where=f"dimension {key}")
         if lo == hi:
             return lo
-        symbol = self._by_text.get(key) or next((s for s in self._by_text.values() if s.name == wish), None)
-        if symbol is None:
-            symbol = Symbol(self._fresh(wish))
-            self.display[symbol.name] = key
-            self._by_text[key] = symbol
-        return self._apply(replace(symbol, lo=lo, hi=hi).dim)
+        found = self._by_text.get(key) or next((s for s in self._by_text.values() if s.name == wish), None)
+        if found is None:
+            found = Symbol(self._fresh(wish))
+            self.display[found.name] = key
+            self._by_text[key] = found
+        return self._apply(replace(found, lo=lo, hi=hi).dim)
 
     def _fresh(self, wish: str) -> str:
         plain = re.sub(r"[^A-Za-z0-9_]", "_", wish)
@@ -170,14 +170,14 @@ def _conditions(left: Dim, right: Dim) -> Iterator[tuple[Symbol, Dim, str]]:
                 yield other, merged.dim, f"{other} is bounded like {symbol}"
         yield symbol, dim, f"{symbol} must equal {dim}"
     for symbol in symbols:
-        for lo, hi, words in _bound_candidates(difference, symbol):
-            yield symbol, replace(symbol, lo=lo, hi=hi).dim, words
+        for least, most, words in _bound_candidates(difference, symbol):
+            yield symbol, replace(symbol, lo=least, hi=most).dim, words
     for symbol in symbols:
         for divisor in _DIVISORS:
             if divisor % symbol.divisor == 0 and divisor != symbol.divisor:
-                lo = -(-max(symbol.lo, 1) // divisor) * divisor
-                if symbol.hi is None or symbol.hi >= lo:
-                    dim = replace(symbol, divisor=divisor, lo=lo).dim
+                least = -(-max(symbol.lo, 1) // divisor) * divisor
+                if symbol.hi is None or symbol.hi >= least:
+                    dim = replace(symbol, divisor=divisor, lo=least).dim
                     yield symbol, dim, f"{symbol} must be a multiple of {divisor}"
 
 

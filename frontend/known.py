@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class Ratio:
     denominator: Dim
 
 
-Element = Union[int, float, bool, DimExpr, Ratio]
+Element = int | float | bool | DimExpr | Ratio
 
 
 def is_symbolic(element: Element) -> bool:
@@ -135,19 +135,24 @@ class KnownBuilder(Builder):
             return None
         filled = OPS[name].check_attrs(attrs)
         types = infer(name, filled, [value.type for value in inputs if value is not None])
-        if len(types) != 1 or any(not isinstance(extent, int) for extent in types[0].shape):
+        if len(types) != 1 or len(static_shape(types[0])) != types[0].rank:
             return None
         # A constant float tensor is a weight; only floats that were made from sizes are followed.
         floats = [value for value in inputs if value is not None and value.type.dtype.is_float]
         if floats and not any(value in self._known and value not in self.consts for value in floats):
             return None
-        if math.prod(int(extent) for extent in types[0].shape) > LARGEST_KNOWN:
+        if math.prod(static_shape(types[0])) > LARGEST_KNOWN:
             return None
         try:
             contents = _contents(name, filled, operands, [v.type for v in inputs if v is not None], types[0])
         except (UnknownContents, OverflowError, ZeroDivisionError):
             return None
         return self.known_value(contents, types[0].dtype) if contents is not None else None
+
+
+def static_shape(type_: TensorType) -> tuple[int, ...]:
+    """The extents that are plain numbers."""
+    return tuple(extent for extent in type_.shape if isinstance(extent, int))
 
 
 def object_array(items: Sequence[Element], shape: Sequence[int]) -> Array:
@@ -169,7 +174,7 @@ def _contents(
 ) -> Array | None:
     if name == "dim_tensor":
         return object_array(_plain_tuple(attrs["dims"]), (len(_plain_tuple(attrs["dims"])),))
-    shape = tuple(int(extent) for extent in result.shape)
+    shape = static_shape(result)
     dtype = result.dtype
     if name in _ELEMENTWISE:
         function = _ELEMENTWISE[name]
@@ -256,11 +261,14 @@ def _reduced(name: str, attrs: Attrs, operand: Array, dtype: DType, shape: tuple
     rows = (
         operand.transpose(kept + axes).reshape(-1, count) if operand.size else np.empty((math.prod(shape), 0), object)
     )
-    items = []
+    items: list[Element] = []
     for row in rows:
-        if not len(row) and empty is None:
+        if len(row):
+            items.append(reduce(lambda a, b: function(dtype, dtype, a, b), row))
+        elif empty is None:
             raise UnknownContents
-        items.append(reduce(lambda a, b: function(dtype, dtype, a, b), row) if len(row) else empty)
+        else:
+            items.append(empty)
     return object_array(items, shape)
 
 
@@ -279,6 +287,13 @@ def _ratio(element: Element) -> tuple[Dim, Dim]:
             raise UnknownContents
         return fraction.numerator, fraction.denominator
     return element, 1
+
+
+def _number(element: Element) -> float:
+    """An element that does not depend on a symbol, as a float."""
+    if isinstance(element, DimExpr | Ratio):
+        raise UnknownContents
+    return float(element)
 
 
 def _quotient(numerator: Dim, denominator: Dim) -> Element:
@@ -365,7 +380,7 @@ def _power(left: Dim, right: Dim) -> Dim:
     if not isinstance(right, int) or not 0 <= right <= 64:
         raise UnknownContents
     if isinstance(left, int):
-        return left**right
+        return int(left**right)
     return dimension.product([left] * right)
 
 
@@ -374,9 +389,8 @@ def _extreme(name: str) -> Callable[..., Element]:
         if isinstance(left, bool) or isinstance(right, bool):
             raise UnknownContents
         if isinstance(left, float) or isinstance(right, float):
-            if is_symbolic(left) or is_symbolic(right):
-                raise UnknownContents
-            return float(np.minimum(left, right) if name == "min" else np.maximum(left, right))
+            pair = _number(left), _number(right)
+            return float(np.minimum(*pair) if name == "min" else np.maximum(*pair))
         if isinstance(left, Ratio) or isinstance(right, Ratio):
             raise UnknownContents
         return dimension.minimum(left, right) if name == "min" else dimension.maximum(left, right)
@@ -390,7 +404,7 @@ def _compare(holds: Callable[[float, float], bool | None]) -> Callable[..., Elem
     def apply(_: DType, __: DType, left: Element, right: Element) -> Element:
         if isinstance(left, float) or isinstance(right, float):
             if not is_symbolic(left) and not is_symbolic(right):
-                difference = float(left) - float(right)
+                difference = _number(left) - _number(right)
                 verdict = holds(difference, difference) if math.isfinite(difference) else None
                 if verdict is None:
                     raise UnknownContents
@@ -474,7 +488,7 @@ def _cast(source: DType, dtype: DType, element: Element) -> Element:
             raise UnknownContents
         return bool(element)
     if dtype.is_float:
-        return element if is_symbolic(element) else _rounded(dtype, float(element))
+        return element if isinstance(element, DimExpr | Ratio) else _rounded(dtype, float(element))
     if isinstance(element, Ratio):
         return _whole(dtype, _truncated_ratio(element.numerator, element.denominator))
     if isinstance(element, float):

@@ -41,8 +41,6 @@ def _pow(c: Context) -> Result:
 def _mod(c: Context) -> Result:
     if c.bool_attribute("fmod", False):
         return c.op("fmod", c.input(0), c.input(1))
-    if c.dtype().is_float:
-        c.fail("Mod of floats needs fmod=1")
     return c.op("mod", c.input(0), c.input(1))
 
 

@@ -8,10 +8,11 @@ from fractions import Fraction
 
 from aot import dims as dimension
 from aot import dtypes
-from aot.dims import Dim
-from aot.frontend.known import Element, Ratio, is_symbolic
+from aot.dims import Dim, DimExpr
+from aot.frontend.known import Element, Ratio
 from aot.frontend.onnx_registry import Context, Result, onnx_op
 from aot.ir import Value
+from aot.ops import same_extent
 
 
 @onnx_op("Gather")
@@ -46,6 +47,24 @@ def _one_hot(c: Context) -> Result:
         indices = c.cast(indices, dtypes.I64)
     axis = c.axis(c.int_attribute("axis", -1), indices.type.rank + 1)
     return c.op("one_hot", indices, c.input(2), depth=count, axis=axis)
+
+
+@onnx_op("ReverseSequence")
+def _reverse_sequence(c: Context) -> Result:
+    x, lengths = c.input(0), c.input(1)
+    time, batch = c.int_attribute("time_axis", 0), c.int_attribute("batch_axis", 1)
+    if x.type.rank < 2 or sorted((time, batch)) != [0, 1]:
+        c.fail("time_axis and batch_axis must be 0 and 1, in either order")
+    trailing = (1,) * (x.type.rank - 2)
+    same_extent(lengths.type.shape[0], x.type.shape[batch], "the lengths and the batch")
+    row = c.cast(lengths, dtypes.I64)
+    column: tuple[Dim, ...] = (lengths.type.shape[0], 1) if batch == 0 else (1, lengths.type.shape[0])
+    row = c.reshape(row, (*column, *trailing))
+    counter_shape: tuple[Dim, ...] = (x.type.shape[time], 1) if time == 0 else (1, x.type.shape[time])
+    counter = c.op("iota", shape=(*counter_shape, *trailing), axis=time, start=0, step=1, dtype=dtypes.I64)
+    mirrored = c.op("sub", c.op("sub", row, counter), c.scalar(1, dtypes.I64))
+    place = c.op("where", c.op("lt", counter, row), mirrored, counter)
+    return c.op("gather_elements", x, c.expand(place, x.type.shape), axis=time)
 
 
 @onnx_op("Upsample")
@@ -102,7 +121,7 @@ def _resized(
         if len(scales) != len(axes):
             c.fail(f"scales has {len(scales)} entries for {len(axes)} axes")
         for axis, scale in zip(axes, scales, strict=True):
-            if not is_symbolic(scale):
+            if not isinstance(scale, DimExpr | Ratio):
                 if not (math.isfinite(float(scale)) and float(scale) > 0):
                     c.fail(f"scale {scale} is not positive")
                 factors[axis] = float(scale)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Union
+from typing import Any
 
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
@@ -84,7 +84,7 @@ class Poison:
 
 
 POISON = Poison()
-Entry = Union[Value, Poison, None]
+Entry = Value | Poison | None
 
 
 @dataclass
@@ -346,11 +346,15 @@ class Importer:
         for position, formal in enumerate(function.input):
             actual = inputs[position] if position < len(inputs) else None
             scope.entries[formal] = POISON if poisoned else actual
-        opsets = {plain_domain(entry.domain): entry.version for entry in function.opset_import} or dict(frame.opsets)
+        imported = {plain_domain(entry.domain): entry.version for entry in function.opset_import}
+        opsets = {"": onnx_model.NEWEST_OPSET} | dict(frame.opsets) | imported
         inner = Frame(opsets, given, f"{name}/", (*frame.calls, key), frame.loc or name)
         self._nodes(function.node, scope, inner)
         self.where = name
-        return [self._read(formal, scope, name) for formal in function.output[: len(node.output)]]
+        return [
+            self._read(formal, scope, name) if output else None
+            for formal, output in zip(function.output, node.output, strict=False)
+        ]
 
     def _if(
         self,

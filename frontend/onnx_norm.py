@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from aot import dims as dimension
+from aot import dtypes
 from aot.dims import Dim
 from aot.frontend.onnx_registry import Context, Result, UseFunctionBody, onnx_op
 from aot.ir import Value
@@ -142,10 +143,27 @@ def _attention(c: Context) -> Result:
             mask = c.cast(mask, q.type.dtype)
     scale = c.float_attribute("scale", 1.0 / math.sqrt(depth))
     result = c.op("attention", q, k, v, mask, scale=scale, causal=causal)
+    if mask is not None:
+        # A query that may see no key gives zeros, where softmax alone would give NaN.
+        result = c.op("where", _sees_a_key(c, mask, q.type.shape[2], causal), result, c.scalar(0, result.type.dtype))
     if flat:
         batch, heads, length, size = result.type.shape
         result = c.reshape(c.transpose(result, (0, 2, 1, 3)), (batch, length, heads * size))
     return result
+
+
+def _sees_a_key(c: Context, mask: Value, queries: Dim, causal: bool) -> Value:
+    """[…, S, 1], true where the mask leaves a query at least one key."""
+    seen = mask
+    if not mask.type.dtype.is_bool:
+        seen = c.op("gt", mask, c.scalar(-math.inf, mask.type.dtype))
+    keys = mask.type.shape[-1]
+    if causal:
+        row = c.op("iota", shape=(queries, 1), axis=0, start=0, step=1, dtype=dtypes.I64)
+        column = c.op("iota", shape=(1, keys), axis=1, start=0, step=1, dtype=dtypes.I64)
+        seen = c.op("and", seen, c.op("le", column, row))
+    last = (seen.type.rank - 1,)
+    return c.cast(c.op("reduce_max", c.cast(seen, dtypes.U8), axes=last, keepdims=True), dtypes.BOOL)
 
 
 def _heads(c: Context, x: Value, heads: int) -> Value:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Union
+from typing import Any, NoReturn
 
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto
@@ -23,7 +23,7 @@ from aot.frontend.onnx_model import attribute_value, dtype_of, tensor_const
 from aot.ir import Array, Const, Value
 from aot.ops.opdef import normalize_axis
 
-Result = Union[Value, Sequence["Value | None"]]
+Result = Value | Sequence[Value | None]
 Converter = Callable[["Context"], Result]
 
 CONVERTERS: dict[tuple[str, str], Converter] = {}

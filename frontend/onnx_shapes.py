@@ -14,7 +14,6 @@ from aot.frontend.onnx_registry import Context, Result, onnx_op
 from aot.ir import Value, const_of
 from aot.ops import same_extent
 
-
 # Exporters write "to the end" as a large number; no axis is this long.
 _FAR = 1_000_000_000
 
@@ -410,6 +409,7 @@ def _depth_to_space(c: Context) -> Result:
     if depth is None:
         c.fail(f"{channels} channels do not divide into blocks of {block} x {block}")
     mode = c.text_attribute("mode", "DCR")
+    split: tuple[Dim, ...]
     if mode == "DCR":
         split, perm = (batch, block, block, depth, height, width), (0, 3, 4, 1, 5, 2)
     elif mode == "CRD":
@@ -426,8 +426,9 @@ def _space_to_depth(c: Context) -> Result:
     block = c.int_attribute("blocksize")
     if x.type.rank != 4 or block < 1:
         c.fail(f"the operand must have rank 4 and the block be positive; they are {x.type.rank} and {block}")
-    if c.has_attribute("mode") and c.text_attribute("mode") not in ("DCR", ""):
-        c.unsupported("SpaceToDepth in a mode other than DCR")
+    mode = c.text_attribute("mode", "DCR")
+    if mode not in ("DCR", "CRD"):
+        c.fail(f"mode {mode!r} is not DCR or CRD")
     batch, channels, height, width = x.type.shape
     rows, columns = (dimension.exact_div(extent, block) for extent in (height, width))
     if rows is None or columns is None:
@@ -436,5 +437,6 @@ def _space_to_depth(c: Context) -> Result:
         rows, columns = dimension.floordiv(height, block), dimension.floordiv(width, block)
         same_extent(rows * block, height, "the height and whole blocks")
         same_extent(columns * block, width, "the width and whole blocks")
-    moved = c.transpose(c.reshape(x, (batch, channels, rows, block, columns, block)), (0, 3, 5, 1, 2, 4))
+    perm = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
+    moved = c.transpose(c.reshape(x, (batch, channels, rows, block, columns, block)), perm)
     return c.reshape(moved, (batch, channels * block * block, rows, columns))
