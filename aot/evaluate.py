@@ -369,7 +369,7 @@ def _rows(x: Array, axes: tuple[int, ...]) -> Array:
     """[reduced, kept] with the reduced axes in row-major order."""
     kept = [axis for axis in range(x.ndim) if axis not in axes]
     moved = np.transpose(x, (*axes, *kept))
-    return moved.reshape(int(np.prod([x.shape[axis] for axis in axes], dtype=np.int64)), -1)
+    return moved.reshape(math.prod(x.shape[a] for a in axes), math.prod(x.shape[a] for a in kept))
 
 
 def _fold_reduce(function: str) -> Callable[..., Array | None]:

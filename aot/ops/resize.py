@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from aot.dims import Dim
-from aot.dtypes import F32, I64
+from aot.dtypes import BOOL, F32, I64
 from aot.expr import Expr, call, cast, const, dim, select
 from aot.ir import Array, Attr, TensorType
 from aot.ops.helpers import NUMERIC, dims_attr, float_attr, integers, need_family, normal, sequence_attr, wide_dtype
@@ -96,20 +96,24 @@ def _coordinate(attrs: Attrs, axis: int, index: Expr, source: Dim, result: Dim) 
     return shift + centred - 0.5
 
 
-def _nearest(attrs: Attrs, place: Expr, downsampled: bool) -> Expr:
+def _nearest(attrs: Attrs, place: Expr, downsampled: Expr) -> Expr:
     rule = attrs["nearest"]
     if rule == "round_prefer_floor":
         return call("ceil", place - 0.5)
     if rule == "round_prefer_ceil":
         return call("floor", place + 0.5)
-    return call("ceil" if rule == "ceil" or (rule == "simple" and downsampled) else "floor", place)
+    if rule == "simple":
+        return select(downsampled, call("ceil", place), call("floor", place))
+    return call(str(rule), place)
 
 
-def _is_downsampled(attrs: Attrs, axis: int, source: Dim, result: Dim) -> bool:
+def _is_downsampled(attrs: Attrs, axis: int, source: Dim, result: Dim) -> Expr:
     scales = sequence_attr(attrs, "scales")
     if scales:
-        return bool(scales[axis] < 1.0)
-    return isinstance(source, int) and isinstance(result, int) and result < source
+        return const(scales[axis] < 1.0, BOOL)
+    if isinstance(source, int) and isinstance(result, int):
+        return const(result < source, BOOL)
+    return call("lt", dim(result), dim(source))
 
 
 def _linear_taps(place: Expr, extent: Dim) -> list[tuple[Expr, Expr]]:
@@ -202,6 +206,11 @@ def _places(attrs: Attrs, axis: int, source: int, result: int) -> Array:
     return (index + half) / scale - half
 
 
+def _shrinks(attrs: Attrs, axis: int, source: int, result: int) -> bool:
+    scales = sequence_attr(attrs, "scales")
+    return bool(scales[axis] < 1.0) if scales else result < source
+
+
 def _matrix(attrs: Attrs, places: Array, source: int) -> Array:
     """[result, source] interpolation weights."""
     matrix = np.zeros((len(places), source), np.float64)
@@ -237,7 +246,7 @@ def _reference(attrs: Attrs, x: Array) -> Array:
                 chosen = np.ceil(places - np.float32(0.5))
             elif rule == "round_prefer_ceil":
                 chosen = np.floor(places + np.float32(0.5))
-            elif rule == "ceil" or (rule == "simple" and _is_downsampled(attrs, axis, source, shape[axis])):
+            elif rule == "ceil" or (rule == "simple" and _shrinks(attrs, axis, source, shape[axis])):
                 chosen = np.ceil(places)
             else:
                 chosen = np.floor(places)

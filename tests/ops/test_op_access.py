@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aot import dims as dimension
 from aot import expr as expression
+from aot.dims import Symbol
 from aot.dtypes import from_numpy
 from aot.evaluate import evaluate_op
 from aot.expr import Expr, axis, load
 from aot.ir import Array, TensorType
-from aot.ops import OPS, OpDef, Sample, infer
+from aot.ops import OPS, OpDef, OpError, Sample, infer
+from aot.ops.indexing import reshape_groups
 from aot.ops.opdef import Attrs
 
 
@@ -35,27 +38,35 @@ class ArraySource:
         return Expr("load", (*indices, guard, fill), self.type.dtype, self.number)
 
 
-def evaluate_access(op: OpDef, attrs: Attrs, operands: Sequence[Array | None], out: TensorType) -> Array:
+def evaluate_access(
+    op: OpDef,
+    attrs: Attrs,
+    operands: Sequence[Array | None],
+    types: Sequence[TensorType | None],
+    out: TensorType,
+    symbols: Mapping[str, int],
+) -> Array:
     """The result of an access rule; asserts that nothing is read out of range."""
-    shape = tuple(int(extent) for extent in out.shape)  # type: ignore[arg-type]
-    sources = [
-        None if array is None else ArraySource(number, TensorType(from_numpy(array.dtype), array.shape))
-        for number, array in enumerate(operands)
-    ]
+    shape = tuple(dimension.evaluate(extent, symbols) for extent in out.shape)
+    sources = [None if type_ is None else ArraySource(number, type_) for number, type_ in enumerate(types)]
     assert op.access is not None
     rule = op.access(attrs, sources, out, [axis(position) for position in range(len(shape))])
     assert rule.dtype == out.dtype
     places = np.indices(shape, dtype=np.int64)
-    return np.array(np.broadcast_to(evaluate_expr(rule, operands, list(places)), shape))
+    return np.array(np.broadcast_to(evaluate_expr(rule, operands, list(places), symbols), shape))
 
 
-def evaluate_expr(rule: Expr, operands: Sequence[Array | None], axes: Sequence[Array]) -> Array:
+def evaluate_expr(
+    rule: Expr, operands: Sequence[Array | None], axes: Sequence[Array], symbols: Mapping[str, int]
+) -> Array:
     """An index expression's value where `axes` are the indices; loads check their range."""
     values: dict[Expr, Any] = {}
     for node in expression.walk(rule):
         args = [values[a] for a in node.args]
         if node.op == "axis":
             values[node] = axes[node.payload]
+        elif node.op == "dim":
+            values[node] = np.asarray(dimension.evaluate(node.payload, symbols), dtype=np.int64)
         elif node.op == "const":
             values[node] = np.asarray(node.payload, dtype=node.dtype.numpy)
         elif node.op == "cast":
@@ -102,6 +113,59 @@ def test_access_agrees_with_reference(name: str, sample: Sample) -> None:
     types = [None if a is None else TensorType(from_numpy(a.dtype), a.shape) for a in sample.operands]
     (out,) = infer(name, attrs, types)
     (expected,) = evaluate_op(op, attrs, sample.operands)
-    got = evaluate_access(op, attrs, sample.operands, out)
+    got = evaluate_access(op, attrs, sample.operands, types, out, {})
     assert got.shape == expected.shape and got.dtype == expected.dtype
     np.testing.assert_allclose(got, expected, rtol=sample.relative, atol=sample.absolute)
+
+
+@pytest.mark.parametrize(("name", "sample"), CASES)
+def test_access_with_symbols_agrees_with_reference(name: str, sample: Sample) -> None:
+    """Equal extents become one symbol each, as in the model; the rule then has no numbers to lean on."""
+    op = OPS[name]
+    values = {f"s{extent}": extent for a in sample.operands if a is not None for extent in a.shape if extent > 1}
+    symbols = {extent: Symbol(symbol, lo=2).dim for symbol, extent in values.items()}
+    types = [
+        None if a is None else TensorType(from_numpy(a.dtype), tuple(symbols.get(n, n) for n in a.shape))
+        for a in sample.operands
+    ]
+    attrs = op.check_attrs(
+        {
+            key: tuple(symbols.get(item, item) for item in value)
+            if key in ("shape", "sizes") and op.attrs[key].type == "dims" and isinstance(value, tuple)
+            else value
+            for key, value in sample.attrs.items()
+        }
+    )
+    try:
+        (out,) = infer(name, attrs, types)
+    except OpError:
+        return
+    (expected,) = evaluate_op(op, op.check_attrs(sample.attrs), sample.operands)
+    got = evaluate_access(op, attrs, sample.operands, types, out, values)
+    assert got.shape == expected.shape and got.dtype == expected.dtype
+    np.testing.assert_allclose(got, expected, rtol=sample.relative, atol=sample.absolute)
+
+
+@pytest.mark.parametrize(
+    ("source", "result", "groups"),
+    [
+        ((2, 3, 4), (6, 4), [([0, 1], [0]), ([2], [1])]),
+        ((6, 4), (2, 3, 4), [([0], [0, 1]), ([1], [2])]),
+        ((1, 5, 1), (5,), [([1], [0])]),
+        ((2, 3, 4), (4, 6), [([0, 1, 2], [0, 1])]),
+        ((), (1, 1), []),
+    ],
+)
+def test_reshape_groups(
+    source: tuple[int, ...], result: tuple[int, ...], groups: list[tuple[list[int], list[int]]]
+) -> None:
+    assert reshape_groups(source, result) == groups
+
+
+def test_reshape_groups_of_symbols() -> None:
+    n, m = Symbol("n").dim, Symbol("m").dim
+    assert reshape_groups((n, m, 8), (n * m, 2, 4)) == [([0, 1], [0]), ([2], [1, 2])]
+    assert reshape_groups((n, 12, m, 64), (n, m * 12, 8, 8)) == [([0], [0]), ([1, 2], [1]), ([3], [2, 3])]
+    assert reshape_groups((n * 8, m), (n, 8, m)) == [([0], [0, 1]), ([1], [2])]
+    # Equal only when the program runs: one group, nothing lost.
+    assert reshape_groups((n, 4), (m, 2)) == [([0, 1], [0, 1])]
