@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Protocol, Union
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from aot.dtypes import DType
 from aot.errors import CompilerError
 from aot.ir import Array, Attr, Const, Graph, Node, Value
 from aot.ops import OPS, Kind, OpError
+
+SILENT = ""  # what a check answers when declining is not worth telling
 
 FoldFn = Callable[[Node, Sequence["Const | None"]], "tuple[Const, ...] | None"]
 
@@ -288,8 +290,8 @@ class Match:
         return sorted(gone, key=self.view.rank.__getitem__)
 
 
-CheckFn = Callable[[Match], Union[str, None]]
-ReplaceFn = Callable[[Builder, Match], Union[Value, Sequence[Value]]]
+CheckFn = Callable[[Match], str | None]
+ReplaceFn = Callable[[Builder, Match], Value | Sequence[Value]]
 MeasureFn = Callable[[Sequence[Node], "View"], float]
 
 _KIND_COST = {
@@ -350,7 +352,9 @@ def rule(
 
     def make(function: ReplaceFn) -> Rule:
         title = name or getattr(function, "__name__", "rule")
-        return Rule(title, pattern, function, check or (lambda m: None), measure, exact, (function.__doc__ or "").strip())
+        return Rule(
+            title, pattern, function, check or (lambda m: None), measure, exact, (function.__doc__ or "").strip()
+        )
 
     return make
 
@@ -583,7 +587,9 @@ class _Driver:
             raise CompilerError(f"rule {entry.name} built an ill-typed node: {error}", where=root.where) from error
         results = (built,) if isinstance(built, Value) else tuple(built)
         if len(results) != len(root.outputs):
-            raise CompilerError(f"rule {entry.name} gives {len(results)} results for {len(root.outputs)}", where=root.where)
+            raise CompilerError(
+                f"rule {entry.name} gives {len(results)} results for {len(root.outputs)}", where=root.where
+            )
         for old, new in zip(root.outputs, results, strict=True):
             if old.type.dtype is not new.type.dtype or old.type.rank != new.type.rank:
                 raise CompilerError(f"rule {entry.name} gives {new.type}, not {old.type}", where=root.where)

@@ -1,0 +1,157 @@
+"""Finds attention: softmax(q kᵀ scale + mask) v, with the scale and the mask as exporters place them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from aot.builder import Builder
+from aot.dims import Dim
+from aot.ir import Node, Value
+from aot.pattern import SILENT, Match, View, op, rule
+from aot.transforms.recognize_factors import dies
+from aot.transforms.shapes import as_int, emit, maker_of, perm_of, reshaped, transposed, value_fits
+
+_SURELY_MASKED = -1e8  # a finite score this low has no weight beside any real one
+
+
+@dataclass(slots=True)
+class _Scores:
+    """What stands between a softmax and the product of q and k."""
+
+    product: Node
+    scale: float = 1.0
+    additive: Value | None = None
+    condition: Value | None = None
+    fill: float = 0.0  # the score where `condition` is `masked_where`
+    masked_where: bool = True
+    nodes: list[Node] = field(default_factory=list)
+
+
+def _unscaled(view: View, value: Value) -> tuple[Value, float, list[Node]]:
+    """A value without multiplications by numbers: what is left, their product, the nodes."""
+    scale = 1.0
+    nodes: list[Node] = []
+    while True:
+        node = view.producer.get(value)
+        number = view.number(node.inputs[1]) if node is not None and node.op in ("mul", "div") else None
+        if node is None or not number or (nodes and view.sole_user(value) is None):
+            return value, scale, nodes
+        scale = scale * number if node.op == "mul" else scale / number
+        nodes.append(node)
+        value = node.operands[0]
+
+
+def _scores(view: View, value: Value) -> _Scores | None:
+    """Takes scores apart, from the softmax upwards; None where no matmul is at the end."""
+    plain, scale, nodes = _unscaled(view, value)
+    product = maker_of(view, plain, "matmul")
+    if product is not None:
+        return _Scores(product, scale, nodes=[*nodes, product])
+    node = view.producer.get(value)
+    if node is None or node.op not in ("add", "where"):
+        return None
+    if node.op == "add":
+        for inner, mask in (node.operands, node.operands[::-1]):
+            found = _scores(view, inner)
+            if found is not None and found.additive is None and found.condition is None:
+                found.additive = mask
+                found.nodes.append(node)
+                return found
+        return None
+    condition, yes, no = node.operands
+    for inner, other, masked_where in ((no, yes, True), (yes, no, False)):
+        fill = view.number(other)
+        found = _scores(view, inner) if fill is not None else None
+        if fill is not None and found is not None and found.additive is None and found.condition is None:
+            found.condition, found.fill, found.masked_where = condition, fill, masked_where
+            found.nodes.append(node)
+            return found
+    return None
+
+
+def _check_attention(m: Match) -> str | None:
+    weights = maker_of(m.view, m["weights"], "softmax")
+    if weights is None:
+        return SILENT
+    rank = m.root.output.type.rank
+    if as_int(weights.attrs["axis"]) % rank != rank - 1:
+        return "its softmax is not over the last axis"
+    if not m.root.output.type.dtype.is_float:
+        return SILENT
+    found = _scores(m.view, weights.operands[0])
+    if found is None:
+        return "its softmax is not over a product"
+    if rank not in (3, 4):
+        return f"it has rank {rank}"
+    q, q_scale, q_nodes = _unscaled(m.view, found.product.operands[0])
+    k, k_scale, k_nodes = _unscaled(m.view, found.product.operands[1])
+    turned = maker_of(m.view, k, "transpose")
+    shape = found.product.output.type.shape
+    batch = q.type.shape[:-2]
+    if q.type.rank != rank or k.type.rank != rank or m["v"].type.rank != rank:
+        return "q, k and v have different ranks"
+    if k.type.shape[:-2] != batch or m["v"].type.shape[:-2] != batch:
+        return "q, k and v have different batches or heads"
+    mask = found.additive if found.additive is not None else found.condition
+    if mask is not None and not value_fits(mask, shape):
+        return "the mask widens the scores"
+    if found.condition is not None and found.fill != -math.inf and found.fill > _SURELY_MASKED:
+        return f"masked scores are set to {found.fill:g}, which may still count"
+    if not dies(m, weights, *found.nodes):
+        return "its scores are read by others too"
+    m.include(*q_nodes, *k_nodes, *([turned] if turned is not None else []))
+    m.facts.update(q=q, k=k, turned=turned, scale=found.scale * q_scale * k_scale, scores=found)
+    return None
+
+
+def _four(b: Builder, value: Value) -> Value:
+    """A tensor of rank 3 with an axis for one head."""
+    if value.type.rank == 4:
+        return value
+    batch, rows, columns = value.type.shape
+    return reshaped(b, value, (batch, 1, rows, columns))
+
+
+def _keys(b: Builder, k: Value, turned: Node | None) -> Value:
+    """k from its transpose: through the transpose that made it, or by turning it back."""
+    rank = k.type.rank
+    swapped = [*range(rank - 2), rank - 1, rank - 2]
+    if turned is None:
+        return transposed(b, k, swapped)
+    perm = perm_of(turned)
+    return transposed(b, turned.operands[0], [perm[axis] for axis in swapped])
+
+
+def _mask(b: Builder, found: _Scores, rank: int) -> Value | None:
+    """The mask as attention takes it: True where a score counts, or what is added to scores."""
+    mask = found.additive
+    if mask is None and found.condition is not None:
+        condition = found.condition
+        if found.fill == -math.inf:
+            mask = emit(b, "not", condition) if found.masked_where else condition
+        else:
+            dtype = found.product.output.type.dtype
+            parts = [b.scalar(found.fill, dtype), b.scalar(0.0, dtype)]
+            mask = emit(b, "where", condition, *(parts if found.masked_where else parts[::-1]))
+    if mask is None or rank == 4 or mask.type.rank < 3:
+        return mask
+    batch, *rest = mask.type.shape
+    widened: tuple[Dim, ...] = (batch, 1, *rest)
+    return reshaped(b, mask, widened)
+
+
+@rule(op("matmul", "weights", "v"), check=_check_attention, measure="cost", exact=False)
+def attention(b: Builder, m: Match) -> Value:
+    """softmax(q kᵀ * scale + mask) v is attention."""
+    found: _Scores = m.facts["scores"]
+    rank = m.root.output.type.rank
+    operands = [_four(b, m.facts["q"]), _four(b, _keys(b, m.facts["k"], m.facts["turned"])), _four(b, m["v"])]
+    mask = _mask(b, found, rank)
+    if mask is not None:
+        operands.append(mask)
+    result = emit(b, "attention", *operands, scale=float(m.facts["scale"]), causal=False)
+    return reshaped(b, result, m.root.output.type.shape)
+
+
+ATTENTION_RULES = (attention,)
