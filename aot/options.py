@@ -92,6 +92,11 @@ class CompileOptions:
         """The bounds asked for a dimension."""
         return next((dim for dim in self.dims if dim.name == name), None)
 
+    @property
+    def dim_bounds(self) -> dict[str, tuple[int, int | None]]:
+        """(lo, hi) by dimension name, as the frontends take them."""
+        return {dim.name: (dim.lo, dim.hi) for dim in self.dims}
+
     def to_json(self) -> dict[str, Any]:
         """The fields that change the output, as JSON values."""
         result: dict[str, Any] = {}

@@ -1,0 +1,7 @@
+"""`python -m aot.cli` is `aotc`."""
+
+import sys
+
+from aot.cli.main import main
+
+sys.exit(main())

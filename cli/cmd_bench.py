@@ -1,0 +1,147 @@
+"""`aotc bench`: time per run, interleaved with ONNX Runtime, as medians and their ratio."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from aot.cli.cmd_run import load_model
+from aot.cli.common import common_options, note, print_json, print_table, progress, seconds_text, wants
+from aot.cli.feeds import feed_options, feeds, generic
+from aot.cli.reference import Reference
+from aot.options import DimRange
+
+MIN_ROUNDS = 5
+WARM_UP_RUNS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds per run of one side: median, and the 10th and 90th percentiles."""
+
+    median_s: float
+    p10_s: float
+    p90_s: float
+    runs: int
+
+
+@click.command("bench")
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("--against", type=click.Path(path_type=Path), metavar="MODEL.onnx", help="Also time ONNX Runtime on it.")
+@feed_options
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of both sides.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True, help="Per case.")
+@click.option("--target", default=None, help="Time this program, not the best one for this machine.")
+@click.option("--profile", is_flag=True, help="Also show the time of each step.")
+@common_options
+def command(
+    artifact: Path,
+    against: Path | None,
+    paths: tuple[Path, ...],
+    seed: int | None,
+    dims: tuple[DimRange, ...],
+    threads: int,
+    seconds: float,
+    target: str | None,
+    profile: bool,
+) -> None:
+    """Time ARTIFACT, one run of each side in turn, so that both meet the same machine.
+
+    The ratio is the artifact's median over ONNX Runtime's: below 1 is faster.
+    """
+    from aot.artifacts import Artifact
+
+    program = generic(Artifact.open(artifact).programs)
+    cases = feeds(program, paths, seed, dims)
+    model = load_model(artifact, threads, target)
+    reference = Reference(against, threads) if against is not None else None
+    wanted = {port.name for port in program.inputs}
+    documents = []
+    for what, feed in cases:
+        own = {name: array for name, array in feed.items() if name in wanted}
+        sides: list[Callable[[], Any]] = [lambda own=own: model.run(own)]  # type: ignore[misc]
+        if reference is not None:
+            sides.append(lambda feed=feed: reference.run(feed))  # type: ignore[misc]
+        with progress() as tell:
+            tell("bench", what)
+            samples = interleave(sides, seconds)
+        document: dict[str, Any] = {"case": what, "artifact": asdict(timing(samples[0]))}
+        if reference is not None:
+            document["reference"] = asdict(timing(samples[1]))
+            document["ratio"] = document["artifact"]["median_s"] / document["reference"]["median_s"]
+        if profile:
+            document["steps"] = steps(model, own)
+        documents.append(document)
+    report(documents, reference.name if reference is not None else "", threads)
+
+
+def interleave(sides: Sequence[Callable[[], Any]], seconds: float) -> list[list[float]]:
+    """Seconds of each run of each side, the sides taking turns, first place alternating."""
+    for side in sides:
+        for _ in range(WARM_UP_RUNS):
+            side()
+    samples: list[list[float]] = [[] for _ in sides]
+    order = list(range(len(sides)))
+    stop = time.perf_counter() + seconds
+    while len(samples[0]) < MIN_ROUNDS or time.perf_counter() < stop:
+        for index in order:
+            start = time.perf_counter()
+            sides[index]()
+            samples[index].append(time.perf_counter() - start)
+        order.reverse()
+    return samples
+
+
+def timing(samples: Sequence[float]) -> Timing:
+    """The figures of one side."""
+    ordered = sorted(samples)
+    last = len(ordered) - 1
+    return Timing(median(ordered), ordered[round(0.1 * last)], ordered[round(0.9 * last)], len(ordered))
+
+
+def steps(model: Any, feed: dict[str, Any]) -> list[dict[str, Any]]:
+    """Seconds of each step of the plan, longest first."""
+    rows = [{"step": label, "nodes": list(locs), "seconds": spent} for label, locs, spent in model.profile(feed)]
+    return sorted(rows, key=lambda row: -float(row["seconds"]))
+
+
+def report(documents: list[dict[str, Any]], reference: str, threads: int) -> None:
+    """Prints a row per case, then the steps where asked for."""
+    if wants("json"):
+        print_json({"threads": threads, "reference": reference or None, "cases": documents})
+        return
+    headings = ["case", "aotc", "p10..p90"] + ([reference, "p10..p90", "ratio"] if reference else []) + ["runs"]
+    rows = []
+    for document in documents:
+        row = [document["case"]]
+        for side in ("artifact", "reference"):
+            if side in document:
+                times = document[side]
+                row += [
+                    seconds_text(times["median_s"]),
+                    f"{seconds_text(times['p10_s'])}..{seconds_text(times['p90_s'])}",
+                ]
+        if reference:
+            row.append(f"{document['ratio']:.2f}x")
+        rows.append([*row, document["artifact"]["runs"]])
+    print_table(headings, rows)
+    for document in documents:
+        if "steps" in document:
+            total = sum(step["seconds"] for step in document["steps"]) or 1.0
+            step_rows = [
+                (
+                    step["step"],
+                    seconds_text(step["seconds"]),
+                    f"{step['seconds'] / total:.1%}",
+                    ", ".join(step["nodes"][:4]),
+                )
+                for step in document["steps"]
+            ]
+            print_table(("step", "time", "share", "nodes"), step_rows, title=document["case"])
+    note(f"{threads} thread{'s' if threads > 1 else ''}, medians")

@@ -1,0 +1,196 @@
+"""`aotc build`: a model in, one artifact out, and the figures a person wants to see."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aot.cli.common import (
+    ERROR,
+    bytes_text,
+    check_writable,
+    common_options,
+    note,
+    print_facts,
+    print_json,
+    progress,
+    seconds_text,
+    wants,
+)
+from aot.cli.feeds import DimType
+from aot.errors import OptionError
+from aot.options import PRECISIONS, WEIGHTS, CompileOptions, DimRange, combine_variants, parse_variant_option
+
+
+class VariantType(click.ParamType[tuple[str, tuple[int, ...]]]):
+    """NAME=1,8."""
+
+    name = "name=n,n"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, tuple[int, ...]]:
+        try:
+            return parse_variant_option(value) if isinstance(value, str) else value
+        except OptionError as error:
+            self.fail(f"{error.message}. {error.hint}", param, ctx)
+
+
+@click.command("build")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="OUT.aot", help="Default: MODEL.aot, here.")
+@click.option("--target", "targets", multiple=True, metavar="TARGET", help="cpu, cpu:x86-64-v3, … May be repeated.")
+@click.option(
+    "--dim", "dims", multiple=True, type=DimType(), metavar="NAME=LO..HI", help="Bounds, or NAME=N to fix it."
+)
+@click.option("--variant", "variants", multiple=True, type=VariantType(), metavar="NAME=1,8", help="Also specialize.")
+@click.option(
+    "--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True, help="Of float arithmetic."
+)
+@click.option("--exact", is_flag=True, help="No reassociation, no fused multiply-add across ops.")
+@click.option(
+    "--weights", type=click.Choice(WEIGHTS), default="embedded", show_default=True, help="Where weights live."
+)
+@click.option("--strip-debug", is_flag=True, help="Leave IR text and kernel sources out.")
+@click.option("--dump", "dump_dir", type=click.Path(path_type=Path), metavar="DIR", help="IR text after each pass.")
+@click.option("--disable", multiple=True, metavar="PASS[:n]", help="Skip a pass, its n-th run, or a rewrite rule.")
+@click.option("--bisect", type=int, metavar="N", help="Let only the first N rewrites happen.")
+@click.option("--jobs", type=int, metavar="N", help="Parallel compilers. Default: one per core.")
+@click.option("--cache", "cache_dir", type=click.Path(path_type=Path), envvar="AOTC_CACHE", help="Compiled kernels.")
+@click.option("--cc", "c_compiler", default="", envvar="AOTC_CC", metavar="CMD", help="C compiler. Default: search.")
+@click.option("--check", is_flag=True, help="Only say whether every op is supported; build nothing.")
+@common_options
+def command(
+    model: Path,
+    output: Path | None,
+    targets: tuple[str, ...],
+    dims: tuple[DimRange, ...],
+    variants: tuple[tuple[str, tuple[int, ...]], ...],
+    precision: str,
+    exact: bool,
+    weights: str,
+    strip_debug: bool,
+    dump_dir: Path | None,
+    disable: tuple[str, ...],
+    bisect: int | None,
+    jobs: int | None,
+    cache_dir: Path | None,
+    c_compiler: str,
+    check: bool,
+) -> None:
+    """Compile MODEL (an ONNX file) into one artifact.
+
+    AOTC_CC names the C compiler, AOTC_CACHE the folder of compiled kernels (default: aotc in
+    XDG_CACHE_HOME or ~/.cache).
+    """
+    options = CompileOptions(
+        targets=targets or ("cpu",),
+        dims=dims,
+        variants=combine_variants(variants),
+        precision=precision,
+        exact=exact,
+        weights=weights,
+        strip_debug=strip_debug,
+        disable=disable,
+        bisect=bisect,
+        dump_dir=dump_dir,
+        cache_dir=cache_dir or default_cache(),
+        jobs=jobs,
+        c_compiler=c_compiler,
+    )
+    if not model.is_file():
+        raise OptionError("no such file", where=str(model))
+    from aot import driver
+
+    if check:
+        click.get_current_context().exit(report_check(model, driver.check(model)))
+    path = output or Path(model.with_suffix(".aot").name)
+    check_writable(path)
+    external = f"{path.stem}.safetensors" if weights == "external" else ""
+    with progress() as tell:
+        artifact = driver.compile(model, options=options, progress=tell, external_name=external)
+        tell("write", str(path))
+        artifact.save(path)
+    report_build(model, path, artifact, external)
+
+
+def default_cache() -> Path:
+    """The user's cache folder: XDG_CACHE_HOME/aotc or ~/.cache/aotc."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aotc"
+
+
+def report_check(model: Path, unsupported: Sequence[Any]) -> int:
+    """Prints the ops that cannot be compiled; the exit code."""
+    if wants("json"):
+        items = [asdict(item) for item in unsupported]
+        print_json({"model": str(model), "supported": not unsupported, "unsupported": items})
+    elif not unsupported:
+        click.echo(f"{model}: every op is supported")
+    else:
+        click.echo(f"{model}: {len(unsupported)} {'op is' if len(unsupported) == 1 else 'ops are'} not supported")
+        for item in unsupported:
+            click.echo(f"  {item}")
+    return ERROR if unsupported else 0
+
+
+def report_build(model: Path, path: Path, artifact: Any, external: str) -> None:
+    """Prints what a build did."""
+    meta, report = artifact.meta, artifact.report
+    figures, seconds = dict(meta.get("build", {})), dict(report.seconds)
+    if wants("json"):
+        document = {
+            "artifact": str(path),
+            "artifact_bytes": artifact.size_bytes,
+            "artifact_digest": artifact.digest,
+            "build": figures,
+            "seconds": seconds,
+            "notes": report.notes,
+            "fusion_refusals": meta.get("fusion_refusals", []),
+            "targets": [program.target for program in artifact.programs],
+        }
+        print_json(document | ({"external": str(path.with_name(external))} if external else {}))
+        return
+    print_facts([*build_facts(model, path, artifact, external), ("time", time_text(seconds))])
+    for text in report.notes:
+        note(text)
+
+
+def build_facts(model: Path, path: Path, artifact: Any, external: str) -> list[tuple[str, str]]:
+    """The lines of the summary, without times."""
+    meta = artifact.meta
+    build = meta.get("build", {})
+    facts = [("model", f"{model}: {build.get('ops_in', '?')} ops, {build.get('ops_simplified', '?')} after rewriting")]
+    kinds = ", ".join(f"{count} {kind}" for kind, count in build.get("kernels_by_kind", {}).items())
+    facts.append(
+        ("kernels", f"{build.get('kernels_out', '?')}, {build.get('kernels_distinct', '?')} distinct" + _aside(kinds))
+    )
+    before, after = build.get("bytes_moved_unfused", 0), build.get("bytes_moved_fused", 0)
+    saved = f", {1 - after / before:.0%} less by fusion" if before else ""
+    facts.append(("moved", f"{bytes_text(before)} -> {bytes_text(after)} per run{saved}"))
+    peak, bound = build.get("peak_bytes", 0), build.get("lower_bound_bytes", 0)
+    over = "equal to the lower bound" if peak == bound else f"lower bound {bytes_text(bound)}"
+    facts.append(("memory", f"{bytes_text(peak)} at the peak, {over}" + _aside(str(build.get("planner", "")))))
+    facts.append(("weights", bytes_text(build.get("weights_bytes", 0))))
+    refusals = len(meta.get("fusion_refusals", []))
+    if refusals:
+        facts.append(("declined", f"{refusals} rewrites, with reasons: aotc inspect --fusion {path}"))
+    programs = ", ".join(f"{p.target}{f' {p.variant}' if p.variant else ''}" for p in artifact.programs)
+    facts.append(("artifact", f"{path}, {bytes_text(artifact.size_bytes)}: {programs}"))
+    if external:
+        facts.append(("external", f"{path.with_name(external)}, {bytes_text(len(artifact.external))}"))
+    return facts
+
+
+def _aside(text: str) -> str:
+    return f" ({text})" if text else ""
+
+
+def time_text(seconds: dict[str, float]) -> str:
+    """The stages and their sum."""
+    stages = ", ".join(f"{name} {seconds_text(value)}" for name, value in seconds.items())
+    return f"{seconds_text(sum(seconds.values()))}{_aside(stages)}"

@@ -1,0 +1,284 @@
+"""`aotc inspect`: what is in an artifact."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aot import dtypes
+from aot.cli.common import (
+    bytes_text,
+    check_writable,
+    common_options,
+    plain,
+    print_facts,
+    print_json,
+    print_table,
+    wants,
+    write_text,
+)
+from aot.cli.feeds import DimType, extents
+from aot.cli.memory_plan import memory_plan, summary, svg, text_bars
+from aot.errors import OptionError
+from aot.options import DimRange
+from aot.program import Constant, Program, RecipeOp
+from aot.text import guard_lines, program_text, type_text
+
+VIEWS = ("plan", "memory", "kernels", "guards", "fusion", "weights")
+
+
+def _views(function: Callable[..., Any]) -> Callable[..., Any]:
+    texts = {
+        "plan": "Buffers, kernels and steps, as text.",
+        "memory": "Where each buffer lies and how long it lives.",
+        "kernels": "Kernels, their schedules and the user's nodes in them.",
+        "guards": "The rules that inputs must keep.",
+        "fusion": "Rewrites and fusions that did not happen, with the reason.",
+        "weights": "Weights of the model, and the constants packed from them.",
+    }
+    for name in reversed(VIEWS):
+        function = click.option(f"--{name}", "views", flag_value=name, multiple=True, help=texts[name])(function)
+    return function
+
+
+@click.command("inspect")
+@click.argument("artifact", type=click.Path(path_type=Path))
+@_views
+@click.option("--source", metavar="KERNEL", help="Print the source of a kernel, by symbol or label.")
+@click.option("--svg", "svg_path", type=click.Path(path_type=Path), metavar="FILE", help="--memory as a picture.")
+@click.option("--program", "number", type=click.IntRange(0), default=0, show_default=True, help="Which program.")
+@click.option("--dim", "dims", multiple=True, type=DimType(), metavar="NAME=N", help="Extent for --memory.")
+@common_options
+def command(
+    artifact: Path,
+    views: tuple[str, ...],
+    source: str | None,
+    svg_path: Path | None,
+    number: int,
+    dims: tuple[DimRange, ...],
+) -> None:
+    """Show what is in ARTIFACT: an overview, or the parts asked for."""
+    from aot.artifacts import Artifact
+
+    opened = Artifact.open(artifact)
+    if number >= len(opened.programs):
+        raise OptionError(
+            f"no program {number}", where=str(artifact), hint=f"It has the programs 0 to {len(opened.programs) - 1}."
+        )
+    program = opened.programs[number]
+    if source is not None:
+        print_source(program, source)
+        return
+    if svg_path is not None:
+        check_writable(svg_path)
+        plan = memory_plan(program, extents(program, dims))
+        write_text(svg_path, svg(plan, f"{artifact.name}, {program.target}"))
+        views = views or ("memory",)
+    if wants("json"):
+        shown = {view: view_json(view, opened, program, dims) for view in views}
+        print_json(shown if views else overview_json(artifact, opened))
+        return
+    if not views:
+        print_facts(overview(artifact, opened))
+    for view in views:
+        if len(views) > 1:
+            click.echo(click.style(view, bold=True, underline=True))
+        print_view(view, opened, program, dims)
+
+
+# The overview.
+
+
+def overview(path: Path, artifact: Any) -> list[tuple[str, str]]:
+    """What the file is, as facts."""
+    meta = artifact.meta
+    source = meta.get("source", {})
+    facts = [("artifact", f"{path}, {bytes_text(artifact.size_bytes)}"), ("sha256", artifact.digest)]
+    facts.append(("built by", f"aotc {meta.get('aotc', '?')}"))
+    facts.append(("source", "\n".join(f"{name}: {_short(value)}" for name, value in source.items()) or "unknown"))
+    facts.append(("options", ", ".join(f"{name}={_short(value)}" for name, value in meta.get("options", {}).items())))
+    facts.append(("tools", ", ".join(f"{name} {version}" for name, version in meta.get("tools", {}).items())))
+    for number, program in enumerate(artifact.programs):
+        variant = f", variant {program.variant}" if program.variant else ""
+        steps = f"{len(program.kernels)} kernels, {len(program.steps)} steps, {bytes_text(len(program.code))} of code"
+        facts.append((f"program {number}", f"{program.target}{variant}: {steps}"))
+    program = artifact.programs[-1]
+    facts.append(("inputs", "\n".join(f"{port.name}: {type_text(port.type)}" for port in program.inputs)))
+    facts.append(("outputs", "\n".join(f"{port.name}: {type_text(port.type)}" for port in program.outputs)))
+    bounds = [f"{s.name} in {s.lo}..{'' if s.hi is None else s.hi}" for s in program.symbols]
+    facts.append(("dimensions", "\n".join(bounds) or "all fixed"))
+    facts.append(
+        ("sections", ", ".join(f"{name} {bytes_text(size)}" for name, size in artifact.sections.items() if size))
+    )
+    notes = meta.get("notes", [])
+    return facts + ([("notes", "\n".join(notes))] if notes else [])
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 96 else f"{text[:93]}..."
+
+
+def overview_json(path: Path, artifact: Any) -> dict[str, Any]:
+    """The same as a document, with all of the meta section."""
+    return {
+        "artifact": str(path),
+        "bytes": artifact.size_bytes,
+        "digest": artifact.digest,
+        "meta": artifact.meta,
+        "sections": artifact.sections,
+        "programs": [
+            {
+                "target": program.target,
+                "variant": program.variant,
+                "kernels": len(program.kernels),
+                "steps": len(program.steps),
+                "code_bytes": len(program.code),
+                "peak_bytes": program.peak_bytes,
+                "lower_bound_bytes": program.lower_bound_bytes,
+                "planner": program.planner,
+                "symbols": _symbols(program),
+                "inputs": _ports(program.inputs),
+                "outputs": _ports(program.outputs),
+            }
+            for program in artifact.programs
+        ],
+    }
+
+
+def _symbols(program: Program) -> list[dict[str, Any]]:
+    return [{"name": s.name, "lo": s.lo, "hi": s.hi, "divisor": s.divisor, "origin": s.origin} for s in program.symbols]
+
+
+def _ports(ports: Sequence[Any]) -> list[dict[str, Any]]:
+    return [{"name": port.name, "dtype": port.type.dtype.name, "shape": port.type.shape} for port in ports]
+
+
+# The views.
+
+
+def print_view(view: str, artifact: Any, program: Program, dims: Sequence[DimRange]) -> None:
+    """One view as text."""
+    if view == "plan":
+        click.echo(program_text(program), nl=False)
+    elif view == "memory":
+        plan = memory_plan(program, extents(program, dims))
+        click.echo(summary(plan))
+        click.echo("\n".join(text_bars(plan)))
+    elif view == "kernels":
+        rows = kernel_rows(program)
+        print_table(
+            ("kernel", "kind", "launches", "schedule", "nodes", "symbol"),
+            [(r["label"], r["kind"], r["launches"], r["schedule"], _names(r["nodes"]), r["symbol"]) for r in rows],
+        )
+    elif view == "guards":
+        for line in guard_lines(program):
+            click.echo(line.removeprefix("guard "))
+        if not program.guards:
+            click.echo("no rules beyond the types of the inputs")
+    elif view == "fusion":
+        refusals = artifact.meta.get("fusion_refusals", [])
+        print_table(("rule", "node", "why not"), refusals)
+        click.echo(f"{len(refusals)} rewrites were possible by form and did not happen")
+    else:
+        weights = weights_json(program)
+        print_table(
+            ("weight", "type", "bytes"),
+            [(w["name"], f"{w['dtype']}{w['shape']}", w["bytes"]) for w in weights["sources"]],
+        )
+        print_table(
+            ("constant", "type", "bytes", "made by", "from"),
+            [
+                (c["name"], f"{c['dtype']}{c['shape']}", c["bytes"], ", ".join(c["recipe"]), _names(c["sources"]))
+                for c in weights["constants"]
+            ],
+        )
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:6])
+    return f"{shown}, … {len(names) - 6} more" if len(names) > 6 else shown
+
+
+def view_json(view: str, artifact: Any, program: Program, dims: Sequence[DimRange]) -> Any:
+    """One view as a document."""
+    if view == "plan":
+        return {"text": program_text(program)}
+    if view == "memory":
+        plan = memory_plan(program, extents(program, dims))
+        return plain(plan)
+    if view == "kernels":
+        return kernel_rows(program)
+    if view == "guards":
+        return guard_lines(program)
+    if view == "fusion":
+        return [
+            dict(zip(("rule", "where", "reason"), item, strict=True))
+            for item in artifact.meta.get("fusion_refusals", [])
+        ]
+    return weights_json(program)
+
+
+def kernel_rows(program: Program) -> list[dict[str, Any]]:
+    """A row per kernel, with the nodes of all its launches."""
+    launches = Counter(step.kernel for step in program.steps)
+    nodes: dict[int, dict[str, None]] = {}
+    for step in program.steps:
+        nodes.setdefault(step.kernel, {}).update(dict.fromkeys(step.locs))
+    return [
+        {
+            "label": kernel.label,
+            "kind": kernel.kind,
+            "launches": launches[number],
+            "schedule": kernel.schedule,
+            "nodes": list(nodes.get(number) or dict.fromkeys(kernel.locs)),
+            "symbol": kernel.symbol,
+        }
+        for number, kernel in enumerate(program.kernels)
+    ]
+
+
+def weights_json(program: Program) -> dict[str, Any]:
+    """Source weights, and the constants made of them."""
+    sources = [
+        {
+            "name": source.name,
+            "dtype": source.const.dtype.name,
+            "shape": list(source.const.shape),
+            "bytes": source.const.bytes,
+            "digest": source.const.digest,
+        }
+        for source in program.sources
+    ]
+    return {"sources": sources, "constants": [_constant(program, constant) for constant in program.constants]}
+
+
+def _constant(program: Program, constant: Constant) -> dict[str, Any]:
+    dtype = dtypes.BY_NUMBER[constant.dtype]
+    elements = 1
+    for extent in constant.shape:
+        elements *= extent
+    numbers = [number for step in constant.recipe if step.op == RecipeOp.SOURCE for number in step.operands]
+    return {
+        "name": constant.name,
+        "dtype": dtype.name,
+        "shape": list(constant.shape),
+        "bytes": elements * dtype.itemsize_bytes,
+        "recipe": [step.op.name.lower() for step in constant.recipe],
+        "sources": [program.sources[number].name for number in numbers],
+    }
+
+
+def print_source(program: Program, wanted: str) -> None:
+    """The source text of one kernel."""
+    found = [kernel for kernel in program.kernels if wanted in (kernel.symbol, kernel.label)]
+    if not found:
+        known = ", ".join(kernel.symbol for kernel in program.kernels[:8])
+        raise OptionError(f"no kernel {wanted!r}", hint=f"Kernels: {known}{', …' if len(program.kernels) > 8 else ''}.")
+    if not found[0].source:
+        raise OptionError("the artifact holds no sources", hint="Build it without --strip-debug.")
+    click.echo(found[0].source)

@@ -1,0 +1,98 @@
+"""`aotc verify`: an artifact's outputs against ONNX Runtime's."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aot.cli.cmd_run import load_model
+from aot.cli.common import DIFFERS, common_options, print_json, print_table, progress, wants
+from aot.cli.feeds import feed_options, feeds, generic
+from aot.cli.reference import Comparison, Reference, compare
+from aot.options import DimRange
+
+
+@click.command("verify")
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option(
+    "--against", required=True, type=click.Path(path_type=Path), metavar="MODEL.onnx", help="The source model."
+)
+@feed_options
+@click.option("--rtol", type=click.FloatRange(0), default=1e-3, show_default=True, help="Of float outputs.")
+@click.option("--atol", type=click.FloatRange(0), default=1e-4, show_default=True, help="Of float outputs.")
+@click.option("--threads", type=click.IntRange(1), default=None, help="Default: what this machine allows.")
+@click.option("--target", default=None, help="Verify this program, not the best one for this machine.")
+@common_options
+def command(
+    artifact: Path,
+    against: Path,
+    paths: tuple[Path, ...],
+    seed: int | None,
+    dims: tuple[DimRange, ...],
+    rtol: float,
+    atol: float,
+    threads: int | None,
+    target: str | None,
+) -> None:
+    """Compare ARTIFACT with the model it was built from, run by ONNX Runtime.
+
+    Floats agree where |difference| <= atol + rtol * |expected|; integers and booleans must be equal.
+    Exit code 3 if any output differs.
+    """
+    from aot.artifacts import Artifact
+
+    program = generic(Artifact.open(artifact).programs)
+    cases = feeds(program, paths, seed, dims)
+    model = load_model(artifact, threads, target)
+    reference = Reference(against, threads or 1)
+    results: list[tuple[str, list[Comparison]]] = []
+    with progress() as tell:
+        for what, feed in cases:
+            tell("verify", what)
+            expected = reference.run(feed)
+            wanted = {port.name for port in program.inputs}
+            found = model.run(
+                {name: array for name, array in feed.items() if name in wanted or name not in reference.inputs}
+            )
+            results.append(
+                (what, [compare(name, found.get(name), expected[name], rtol, atol) for name in reference.outputs])
+            )
+    passed = all(comparison.passed for _, comparisons in results for comparison in comparisons)
+    report(results, passed, reference.name, rtol, atol)
+    click.get_current_context().exit(0 if passed else DIFFERS)
+
+
+def report(results: list[tuple[str, list[Comparison]]], passed: bool, reference: str, rtol: float, atol: float) -> None:
+    """Prints one row per output and case, and the verdict."""
+    if wants("json"):
+        cases = [
+            {"case": what, "outputs": [asdict(item) | {"passed": item.passed} for item in comparisons]}
+            for what, comparisons in results
+        ]
+        print_json({"passed": passed, "reference": reference, "rtol": rtol, "atol": atol, "cases": cases})
+        return
+    for what, comparisons in results:
+        headings = ("output", "shape", "max error", "relative", "of tolerance", "wrong", "")
+        print_table(headings, [_row(item) for item in comparisons], title=what)
+    verdict = click.style("agree", fg="green") if passed else click.style("differ", fg="red", bold=True)
+    click.echo(f"{verdict} with {reference} (rtol {rtol:g}, atol {atol:g})")
+
+
+def _row(item: Comparison) -> tuple[Any, ...]:
+    shape = "x".join(map(str, item.shape)) or "scalar"
+    if item.reason:
+        return (item.name, shape, "", "", "", "", f"FAILED: {item.reason}")
+    verdict = "ok" if item.passed else "FAILED"
+    wrong = f"{item.wrong} of {item.elements}"
+    return (
+        item.name,
+        shape,
+        f"{item.max_error:.3g}",
+        f"{item.relative_error:.3g}",
+        f"{item.worst:.2g}",
+        wrong,
+        verdict,
+    )

@@ -1,0 +1,78 @@
+"""The entry point: the group of commands, each loaded when it is used.
+
+Exit codes: 0 done; 1 the model, the artifact or the compiler failed; 2 the command line makes no
+sense; 3 a verification found differences; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from aot.cli.common import ErrorGroup
+
+COMMANDS = {
+    "build": "Compile a model into one artifact.",
+    "run": "Run an artifact on inputs from a file, or on random ones.",
+    "verify": "Compare an artifact's outputs with ONNX Runtime's.",
+    "bench": "Time an artifact, interleaved with ONNX Runtime.",
+    "inspect": "Show what is in an artifact.",
+    "opt": "Run compiler passes on a model or on IR text.",
+    "diff": "Show what changed between two artifacts.",
+}
+
+
+class LazyGroup(ErrorGroup):
+    """Imports a command's module (aot.cli.cmd_NAME) when the command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"aot.cli.cmd_{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            click.echo(f"aotc {version('aotc')}")
+        except PackageNotFoundError:
+            click.echo("aotc (not installed)")
+        context.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version.")
+def cli() -> None:
+    """aotc: ahead-of-time deployment compiler.
+
+    A model goes in, one versioned .aot file comes out, and runs anywhere the runtime does.
+
+    Exit codes: 0 done, 1 model or compile error, 2 usage, 3 verification failed.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code."""
+    try:
+        result = cli.main(args=None if arguments is None else list(arguments), prog_name="aotc", standalone_mode=False)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,106 @@
+"""ONNX Runtime as the reference: a session with a stated number of threads, and the comparison with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aot.errors import ModelError, OptionError
+from aot.ir import Array
+
+
+class Reference:
+    """A model in ONNX Runtime on the CPU."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        try:
+            import onnxruntime  # type: ignore[import-untyped]
+        except ImportError as error:
+            raise OptionError(
+                "comparing needs ONNX Runtime, which is not installed", hint="pip install onnxruntime"
+            ) from error
+        if not path.is_file():
+            raise OptionError("no such file", where=str(path))
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        self.name = f"onnxruntime {onnxruntime.__version__}"
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its errors have no common base class
+            raise ModelError(f"ONNX Runtime cannot load it: {_first_line(error)}", where=str(path)) from error
+        self.inputs = [item.name for item in self._session.get_inputs()]
+        self.outputs = [item.name for item in self._session.get_outputs()]
+
+    def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name."""
+        missing = [name for name in self.inputs if name not in feed]
+        if missing:
+            raise OptionError(f"the model also needs the inputs {', '.join(missing)}")
+        try:
+            results = self._session.run(None, {name: feed[name] for name in self.inputs})
+        except Exception as error:
+            raise ModelError(f"ONNX Runtime cannot run the model on these inputs: {_first_line(error)}") from error
+        return dict(zip(self.outputs, results, strict=True))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One output against the reference. `worst` is the largest |difference| / (atol + rtol*|expected|).
+
+    `relative_error` is over elements whose expected value is above atol. `wrong` counts elements
+    beyond the tolerance; `reason` says why there was nothing to compare.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    max_error: float
+    relative_error: float
+    worst: float
+    wrong: int
+    elements: int
+    reason: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return not self.reason and self.wrong == 0
+
+
+def compare(name: str, found: Any, expected: Any, rtol: float, atol: float) -> Comparison:
+    """Compares two arrays: floats within the tolerance (NaN equals NaN, infinities their like), others exactly."""
+    if found is None:
+        return Comparison(name, (), 0.0, 0.0, 0.0, 0, 0, "the artifact has no such output")
+    found, expected = np.asarray(found), np.asarray(expected)
+    shape = tuple(map(int, found.shape))
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        reason = f"{found.dtype}{list(found.shape)}, expected {expected.dtype}{list(expected.shape)}"
+        return Comparison(name, shape, 0.0, 0.0, 0.0, 0, int(found.size), reason)
+    if not found.size:
+        return Comparison(name, shape, 0.0, 0.0, 0.0, 0, 0)
+    exact = found.dtype.kind in "biu"
+    with np.errstate(all="ignore"):
+        if exact:
+            same = found == expected
+            difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+            limit = np.zeros(())
+        else:
+            wide, wanted = found.astype(np.float64), expected.astype(np.float64)
+            same = (wide == wanted) | (np.isnan(wide) & np.isnan(wanted))
+            difference = np.where(same, 0.0, np.abs(wide - wanted))
+            difference = np.where(np.isnan(difference), np.inf, difference)
+            limit = atol + rtol * np.abs(np.where(np.isfinite(wanted), wanted, 0.0))
+        size = np.abs(expected.astype(np.float64))
+        large = np.isfinite(size) & (size > atol)
+        relative = float(np.max(np.where(large, difference / np.where(large, size, 1.0), 0.0)))
+        ratio = np.where(same, 0.0, difference / limit)
+    wrong = int(np.count_nonzero(~same)) if exact else int(np.count_nonzero(difference > limit))
+    return Comparison(name, shape, float(np.max(difference)), relative, float(np.max(ratio)), wrong, int(found.size))
