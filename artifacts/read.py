@@ -1,0 +1,457 @@
+"""Artifact bytes to programs, for inspection and comparison. Checks everything before it trusts anything.
+
+The runtime has its own reader (runtime/src/artifact.cpp) with the same rules. Every complaint names the
+section and the file offset; only a file whose header digest holds can be *of another version*.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from aot import dtypes
+from aot.artifacts import dim_code, layout
+from aot.artifacts.layout import ConstantFlag, Record, Section, SectionFlag, StepFlag, SymbolFlag, WeightsMode
+from aot.artifacts.write import header_digest, section_digest
+from aot.dims import Dim, Symbol
+from aot.dtypes import DType
+from aot.errors import ArtifactError
+from aot.ir import Array, Const, TensorType
+from aot.program import (
+    Argument,
+    Buffer,
+    Constant,
+    Guard,
+    GuardKind,
+    KernelCode,
+    Port,
+    Program,
+    RecipeOp,
+    RecipeStep,
+    Source,
+    Space,
+    Step,
+)
+
+_HINT = "Copy or download the file again, or build it again."
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row of the section table."""
+
+    kind: int
+    flags: int
+    offset: int
+    bytes: int
+    count: int
+    entry_bytes: int
+
+    @property
+    def name(self) -> str:
+        return Section(self.kind).name.lower() if self.kind in list(Section) else f"section {self.kind}"
+
+
+def damaged(message: str, where: str, offset: int) -> NoReturn:
+    """Raises the ArtifactError of a damaged file."""
+    raise ArtifactError(f"the artifact is damaged: {where} at offset {offset}: {message}", hint=_HINT)
+
+
+def read_entries(data: memoryview) -> dict[int, Entry]:
+    """The section table, with header, hashes, order, alignment and padding checked."""
+    if len(data) < layout.HEADER.size_bytes:
+        damaged(f"the file has {len(data)} bytes, fewer than a header", "header", 0)
+    values = dict(zip((f.name for f in layout.HEADER.fields), layout.HEADER.struct.unpack_from(data), strict=True))
+    if bytes(data[:8]) != layout.MAGIC:
+        damaged("this is not an aotc artifact, or its first bytes are lost (wrong magic)", "header", 0)
+    if values["file_bytes"] != len(data):
+        damaged(f"the header says {values['file_bytes']} bytes, the file has {len(data)} (truncated?)", "header", 16)
+    header_bytes, offset = values["header_bytes"], values["table_offset"]
+    count, size = values["section_count"], values["section_entry_bytes"]
+    if not layout.HEADER.size_bytes <= header_bytes <= len(data):
+        damaged(f"header size {header_bytes}", "header", 12)
+    if size < layout.SECTION.size_bytes or offset < header_bytes or offset + count * size > len(data):
+        damaged(f"{count} sections of {size} bytes at {offset} do not fit the file", "section table", 64)
+    table = bytes(data[offset : offset + count * size])
+    if header_digest(bytes(data[:header_bytes]), table) != values["digest"]:
+        damaged("the digest of header and section table does not hold", "header", 32)
+    major, minor = values["version"] & 0xFFFF, values["version"] >> 16
+    if major != layout.MAJOR:
+        raise ArtifactError(
+            f"the artifact has format version {major}.{minor}, this reader knows {layout.MAJOR}.x",
+            hint="Use an aotc of the same major version, or build the artifact again with this one.",
+        )
+    return _check_sections(data, table, count, size, header_bytes, offset, f"{major}.{minor}")
+
+
+def _check_sections(
+    data: memoryview, table: bytes, count: int, size: int, header_bytes: int, offset: int, version: str
+) -> dict[int, Entry]:
+    entries: dict[int, Entry] = {}
+    _check_zero(data, header_bytes, offset, "header")
+    end = offset + count * size
+    for number in range(count):
+        where = offset + number * size
+        kind, flags, start, length, rows, entry_bytes, alignment, reserved, digest = layout.SECTION.struct.unpack_from(
+            table, number * size
+        )
+        entry = Entry(kind, flags, start, length, rows, entry_bytes)
+        if kind in entries:
+            damaged("the section is there twice", entry.name, where)
+        if start < end or start > len(data) or length > len(data) - start:
+            damaged(
+                f"bytes {start}..{start + length} overlap another section or the end of the file", entry.name, where
+            )
+        if alignment == 0 or alignment & (alignment - 1) or start % alignment or reserved:
+            damaged("the section is misaligned", entry.name, where)
+        _check_zero(data, end, start, entry.name)
+        end = start + length
+        if section_digest(data[start:end], flags) != digest:
+            damaged("the section's bytes do not match their SHA-256", entry.name, start)
+        if kind in list(Section):
+            known = 0 if kind in layout.BYTE_SECTIONS else layout.RECORD_OF[Section(kind)].size_bytes
+            if bool(known) != bool(entry_bytes) or (known and rows * entry_bytes != length):
+                damaged(f"{rows} records of {entry_bytes} bytes do not fill {length} bytes", entry.name, where)
+        elif flags & SectionFlag.REQUIRED:
+            raise ArtifactError(
+                f"the artifact (format version {version}) needs {entry.name}, which this reader does not know",
+                hint="Use a newer aotc.",
+            )
+        entries[kind] = entry
+    if end != len(data):
+        damaged("bytes behind the last section", "file", end)
+    for kind in Section:
+        if kind not in layout.OPTIONAL_SECTIONS and kind not in entries:
+            damaged(f"section {kind.name.lower()} is missing", "section table", offset)
+    return entries
+
+
+def _check_zero(data: memoryview, start: int, end: int, where: str) -> None:
+    if end > start and any(data[start:end]):
+        damaged("padding bytes are not zero", where, start)
+
+
+class Reader:
+    """Parsed sections. `programs()` builds Program objects from them."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self.data = memoryview(data)
+        self.entries = read_entries(self.data)
+        self.strings = bytes(self.section(Section.STRINGS))
+        if not self.strings or self.strings[-1]:
+            self.fail(Section.STRINGS, "the last string has no end")
+        self.tables = {record.section: self._records(record) for record in layout.RECORDS if record.section}
+        self.integers = [row["value"] for row in self.tables[Section.INTEGERS]]
+        self.debug = self._json(Section.DEBUG)
+        self.meta = self._json(Section.META)
+
+    def section(self, kind: Section) -> memoryview:
+        """The bytes of a section; empty where it is absent."""
+        entry = self.entries.get(kind)
+        return self.data[entry.offset : entry.offset + entry.bytes] if entry else self.data[:0]
+
+    def fail(self, kind: Section, message: str) -> NoReturn:
+        damaged(message, kind.name.lower(), self.entries[kind].offset)
+
+    def _json(self, kind: Section) -> dict[str, Any]:
+        raw = bytes(self.section(kind))
+        if not raw:
+            return {}
+        try:
+            value = json.loads(raw)
+        except ValueError as error:
+            self.fail(kind, str(error))
+        if not isinstance(value, dict):
+            self.fail(kind, "not a JSON object")
+        return value
+
+    def _records(self, record: Record) -> list[dict[str, Any]]:
+        """Every record of a section as a dict; runs become (first, count)."""
+        assert record.section is not None
+        entry = self.entries[record.section]
+        packing = record.struct
+        shared = min(packing.size, entry.entry_bytes)
+        rows = []
+        for number in range(entry.count):
+            start = entry.offset + number * entry.entry_bytes
+            raw = bytes(self.data[start : start + shared]).ljust(packing.size, b"\0")
+            values: Iterator[Any] = iter(packing.unpack(raw))
+            row: dict[str, Any] = {}
+            for field in record.fields:
+                row[field.name] = (next(values), next(values)) if field.is_run else next(values)
+                self._check_field(record.section, number, field.name, field.kind, row[field.name])
+            rows.append(row)
+        return rows
+
+    def _check_field(self, section: Section, number: int, name: str, kind: str | Section, value: Any) -> None:
+        where = f"record {number}: {name}"
+        if kind == "str" and value >= len(self.strings):
+            self.fail(section, f"{where} {value} is outside the strings")
+        if kind == "dim" and value >= self.entries[Section.DIMS].count:
+            self.fail(section, f"{where} {value} is not a dimension")
+        if isinstance(kind, Section) or kind in ("integers", "dims", "strings"):
+            target = kind if isinstance(kind, Section) else Section.INTEGERS
+            if value[0] + value[1] > self.entries[target].count:
+                self.fail(section, f"{where} {value} is outside section {target.name.lower()}")
+        if name == "reserved" and value:
+            self.fail(section, f"{where} is not zero")
+
+    def text(self, offset: int) -> str:
+        """The string at an offset."""
+        if not 0 <= offset < len(self.strings):
+            self.fail(Section.STRINGS, f"string offset {offset}")
+        try:
+            return self.strings[offset : self.strings.index(0, offset)].decode()
+        except ValueError as error:
+            self.fail(Section.STRINGS, str(error))
+
+    def values(self, run: tuple[int, int]) -> tuple[int, ...]:
+        """A run of integers."""
+        return tuple(self.integers[run[0] : run[0] + run[1]])
+
+    def run(self, section: Section, run: tuple[int, int]) -> list[dict[str, Any]]:
+        """A run of records."""
+        return self.tables[section][run[0] : run[0] + run[1]]
+
+    def choice(self, section: Section, enum: Any, value: int) -> Any:
+        """The member of an enumeration."""
+        try:
+            return enum(value)
+        except ValueError as error:
+            self.fail(section, str(error))
+
+    def dtype(self, section: Section, number: int) -> DType:
+        if number not in dtypes.BY_NUMBER:
+            self.fail(section, f"unknown element type {number}")
+        return dtypes.BY_NUMBER[number]
+
+    def programs(self) -> tuple[Program, ...]:
+        """Every program of the artifact."""
+        rows = self.tables[Section.PROGRAMS]
+        if not rows:
+            self.fail(Section.PROGRAMS, "there is no program")
+        return tuple(_ProgramReader(self, row, number).program() for number, row in enumerate(rows))
+
+    def constant_bytes(self, row: dict[str, Any]) -> memoryview:
+        """The packed bytes of an embedded constant."""
+        weights = self.section(Section.WEIGHTS)
+        if row["offset"] > len(weights) or row["bytes"] > len(weights) - row["offset"]:
+            self.fail(Section.CONSTANTS, f"constant {self.text(row['name'])} is outside the weights")
+        return weights[row["offset"] : row["offset"] + row["bytes"]]
+
+
+class _ProgramReader:
+    """Builds one Program, checking what its records say of each other."""
+
+    def __init__(self, reader: Reader, row: dict[str, Any], number: int) -> None:
+        self.reader = reader
+        self.row = row
+        self.number = number
+        self.symbols = tuple(
+            Symbol(
+                reader.text(r["name"]),
+                r["lo"],
+                r["hi"] if r["flags"] & SymbolFlag.HAS_HI else None,
+                r["divisor"],
+                reader.text(r["origin"]),
+            )
+            for r in reader.run(Section.SYMBOLS, row["symbols"])
+        )
+        self.dims: dict[int, Dim] = {}
+
+    def dim(self, index: int) -> Dim:
+        if index not in self.dims:
+            table = self.reader.tables[Section.DIMS]
+            if not 0 <= index < len(table):
+                self.reader.fail(Section.DIMS, f"dimension {index} does not exist")
+            rows = self.reader.run(Section.DIM_CODE, table[index]["code"])
+            code = [(r["op"], r["symbol"], r["value"]) for r in rows]
+            place = f"dims at offset {self.reader.entries[Section.DIMS].offset}"
+            self.dims[index] = dim_code.decode(code, self.symbols, place)
+        return self.dims[index]
+
+    def dim_list(self, run: tuple[int, int]) -> tuple[Dim, ...]:
+        return tuple(map(self.dim, self.reader.values(run)))
+
+    def index(self, section: Section, value: int, count: int, what: str) -> int:
+        if value >= count:
+            self.reader.fail(section, f"{what} {value} does not exist, there are {count}")
+        return int(value)
+
+    def ports(self, name: str) -> tuple[Port, ...]:
+        return tuple(
+            Port(
+                self.reader.text(r["name"]),
+                TensorType(self.reader.dtype(Section.PORTS, r["dtype"]), self.dim_list(r["shape"])),
+            )
+            for r in self.reader.run(Section.PORTS, self.row[name])
+        )
+
+    def program(self) -> Program:
+        reader, row = self.reader, self.row
+        code = reader.section(Section.CODE)
+        if row["code_offset"] > len(code) or row["code_bytes"] > len(code) - row["code_offset"]:
+            reader.fail(Section.PROGRAMS, "the code is outside its section")
+        reader.choice(Section.PROGRAMS, WeightsMode, row["weights"])
+        inputs, outputs = self.ports("inputs"), self.ports("outputs")
+        state = reader.values(row["state"])
+        if len(state) % 2:
+            reader.fail(Section.PROGRAMS, "state is not made of pairs")
+        for left, right in zip(state[::2], state[1::2], strict=True):
+            self.index(Section.PROGRAMS, left, len(inputs), "input")
+            self.index(Section.PROGRAMS, right, len(outputs), "output")
+        return Program(
+            target=reader.text(row["target"]),
+            variant=reader.text(row["variant"]),
+            symbols=self.symbols,
+            inputs=inputs,
+            outputs=outputs,
+            state=tuple(zip(state[::2], state[1::2], strict=True)),
+            guards=tuple(self.guards(inputs)),
+            sources=self.sources(),
+            constants=self.constants(),
+            buffers=self.buffers(len(inputs), len(outputs)),
+            kernels=self.kernels(),
+            steps=self.steps(),
+            code=bytes(code[row["code_offset"] : row["code_offset"] + row["code_bytes"]]),
+            peak_bytes=self.dim(row["peak_bytes"]),
+            lower_bound_bytes=self.dim(row["lower_bound_bytes"]),
+            planner=reader.text(row["planner"]),
+        )
+
+    def guards(self, inputs: Sequence[Port]) -> Iterator[Guard]:
+        for r in self.reader.run(Section.GUARDS, self.row["guards"]):
+            kind = self.reader.choice(Section.GUARDS, GuardKind, r["kind"])
+            port = self.index(Section.GUARDS, r["port"], len(inputs), "input")
+            axis = self.index(Section.GUARDS, r["axis"], inputs[port].type.rank, "axis")
+            if kind == GuardKind.BIND:
+                self.index(Section.GUARDS, r["symbol"], len(self.symbols), "symbol")
+            if r["divisor"] < 1:
+                self.reader.fail(Section.GUARDS, f"divisor {r['divisor']}")
+            yield Guard(kind, port, axis, r["symbol"], r["lo"], r["hi"], r["divisor"], self.dim(r["expected"]))
+
+    def sources(self) -> tuple[Source, ...]:
+        found = []
+        for r in self.reader.run(Section.SOURCES, self.row["sources"]):
+            name = self.reader.text(r["name"])
+            dtype = self.reader.dtype(Section.SOURCES, r["dtype"])
+            shape = self.reader.values(r["shape"])
+            if _bytes_of(shape, dtype) != r["bytes"]:
+                self.reader.fail(Section.SOURCES, f"{name}: {r['bytes']} bytes do not fit shape {list(shape)}")
+            digest, origin = self.reader.text(r["digest"]), self.reader.text(r["origin"])
+            found.append(Source(name, Const(digest, dtype, shape, origin, _absent(name))))
+        return tuple(found)
+
+    def constants(self) -> tuple[Constant, ...]:
+        found = []
+        for r in self.reader.run(Section.CONSTANTS, self.row["constants"]):
+            shape = self.reader.values(r["shape"])
+            if _bytes_of(shape, self.reader.dtype(Section.CONSTANTS, r["dtype"])) != r["bytes"]:
+                self.reader.fail(Section.CONSTANTS, f"{r['bytes']} bytes do not fit shape {list(shape)}")
+            if r["flags"] & ConstantFlag.EMBEDDED:
+                self.reader.constant_bytes(r)
+                if r["offset"] % layout.CONSTANT_ALIGN_BYTES:
+                    self.reader.fail(Section.CONSTANTS, f"offset {r['offset']} is misaligned")
+            recipe = tuple(map(self.recipe_step, self.reader.run(Section.RECIPES, r["recipe"])))
+            always = bool(r["flags"] & ConstantFlag.ALWAYS_EMBEDDED)
+            found.append(Constant(self.reader.text(r["name"]), r["dtype"], shape, recipe, always))
+        return tuple(found)
+
+    def recipe_step(self, r: dict[str, Any]) -> RecipeStep:
+        op = self.reader.choice(Section.RECIPES, RecipeOp, r["op"])
+        operands, shape = self.reader.values(r["operands"]), self.reader.values(r["shape"])
+        if op == RecipeOp.SOURCE and (len(operands) != 1 or not 0 <= operands[0] < self.row["sources"][1]):
+            self.reader.fail(Section.RECIPES, f"source {list(operands)} does not exist")
+        flat = self.reader.values(r["coefficients"])
+        width = len(shape)
+        if flat and (not width or len(flat) % width):
+            self.reader.fail(Section.RECIPES, f"{len(flat)} coefficients do not fit rank {width}")
+        rows = tuple(flat[i : i + width] for i in range(0, len(flat), width)) if width else ()
+        return RecipeStep(op, operands, shape, rows, r["dtype"], r["scalar"])
+
+    def buffers(self, input_count: int, output_count: int) -> tuple[Buffer, ...]:
+        counts = {Space.INPUT: input_count, Space.OUTPUT: output_count, Space.CONST: self.row["constants"][1]}
+        found = []
+        for number, r in enumerate(self.reader.run(Section.BUFFERS, self.row["buffers"])):
+            space = self.reader.choice(Section.BUFFERS, Space, r["space"])
+            if space in counts:
+                self.index(Section.BUFFERS, r["index"], counts[space], f"{space.name.lower()}")
+            below = self.reader.values(r["below"])
+            for other in below:
+                if not 0 <= other < number:
+                    self.reader.fail(Section.BUFFERS, f"buffer {number} lies on buffer {other}, which is not before it")
+            size = self.dim(r["size_bytes"])
+            lifetime = (r["first_step"], r["last_step"])
+            name = self.reader.text(r["name"])
+            found.append(Buffer(space, r["index"], size, r["offset_bytes"], below, *lifetime, name))
+        return tuple(found)
+
+    def kernels(self) -> tuple[KernelCode, ...]:
+        sources = self.reader.debug.get("kernels", [])
+        texts = sources[self.number] if isinstance(sources, list) and self.number < len(sources) else {}
+        text = self.reader.text
+        return tuple(
+            KernelCode(
+                text(r["symbol"]),
+                text(r["kind"]),
+                text(r["label"]),
+                tuple(map(text, self.reader.values(r["locs"]))),
+                text(r["schedule"]),
+                str(texts.get(text(r["symbol"]), "")),
+            )
+            for r in self.reader.run(Section.KERNELS, self.row["kernels"])
+        )
+
+    def steps(self) -> tuple[Step, ...]:
+        found = []
+        for r in self.reader.run(Section.STEPS, self.row["steps"]):
+            kernel = self.index(Section.STEPS, r["kernel"], self.row["kernels"][1], "kernel")
+            arguments = []
+            for a in self.reader.run(Section.ARGUMENTS, r["arguments"]):
+                buffer = self.index(Section.ARGUMENTS, a["buffer"], self.row["buffers"][1], "buffer")
+                arguments.append(Argument(buffer, self.dim(a["offset_bytes"])))
+            found.append(
+                Step(
+                    kernel,
+                    tuple(arguments),
+                    self.dim_list(r["dims"]),
+                    self.dim(r["scratch_bytes"]),
+                    self.dim(r["flops"]),
+                    self.dim(r["bytes_moved"]),
+                    bool(r["flags"] & StepFlag.BARRIER),
+                    tuple(map(self.reader.text, self.reader.values(r["locs"]))),
+                )
+            )
+        return tuple(found)
+
+
+def _bytes_of(shape: Sequence[int], dtype: DType) -> int:
+    total = dtype.itemsize_bytes
+    for extent in shape:
+        if extent < 0:
+            return -1
+        total *= extent
+    return total
+
+
+def _absent(name: str) -> Any:
+    def load() -> Array:
+        raise ArtifactError(f"the source weights {name!r} are not in the artifact", hint="Read them from the model.")
+
+    return load
+
+
+def constant_arrays(reader: Reader, number: int) -> dict[str, Array]:
+    """The packed constants of program `number` that are embedded, by name; views of the artifact."""
+    program = reader.tables[Section.PROGRAMS][number]
+    return {
+        reader.text(r["name"]): np.frombuffer(reader.constant_bytes(r), np.uint8)
+        .view(dtypes.BY_NUMBER[r["dtype"]].numpy)
+        .reshape(reader.values(r["shape"]))
+        for r in reader.run(Section.CONSTANTS, program["constants"])
+        if r["flags"] & ConstantFlag.EMBEDDED
+    }

@@ -1,0 +1,366 @@
+"""Programs to artifact bytes. The same programs give the same bytes on any machine, at any time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from aot import dtypes, recipe
+from aot.artifacts import dim_code, layout, safetensors
+from aot.artifacts.layout import ConstantFlag, Section, SectionFlag, StepFlag, SymbolFlag, WeightsMode
+from aot.dims import Dim, Symbol
+from aot.errors import CompilerError, OptionError
+from aot.ir import Array
+from aot.program import Constant, Port, Program, RecipeOp, RecipeStep
+
+Weights = Literal["embedded", "external", "none"]
+_MODES = {"embedded": WeightsMode.EMBEDDED, "external": WeightsMode.EXTERNAL, "none": WeightsMode.NONE}
+
+
+def write(
+    programs: Sequence[Program],
+    *,
+    meta: Mapping[str, Any],
+    weights: Weights = "embedded",
+    debug: Mapping[str, str] | None = None,
+    self_test: Mapping[str, Array] | None = None,
+    external_name: str = "",
+) -> tuple[bytes, str, bytes]:
+    """The artifact's bytes, and the name and bytes of its external weights file ("" and b"" without one).
+
+    `programs` are tried in order when the artifact is loaded. `meta` is JSON for people. `debug` maps
+    names to texts (IR dumps); with None the debug section, and with it the kernel sources, is left out.
+    `external_name` is the file name that the artifact will look for beside itself; by default it
+    is made from the digest of the weights. Raises OptionError for a weights mode that does not exist.
+    """
+    if weights not in _MODES:
+        raise OptionError(f"weights must be embedded, external or none, not {weights!r}")
+    if not programs:
+        raise CompilerError("an artifact needs at least one program")
+    external = b""
+    offsets: dict[str, int] = {}
+    if weights == "external":
+        external, offsets = safetensors.write(_needed_sources(programs))
+        external_name = external_name or f"weights-{hashlib.sha256(external).hexdigest()[:16]}.safetensors"
+    else:
+        external_name = ""
+    tables = _Tables(_MODES[weights], external_name, offsets)
+    for program in programs:
+        tables.add_program(program)
+    sections = tables.sections()
+    sections[Section.META] = _json(meta)
+    if self_test is not None:
+        sections[Section.SELF_TEST] = safetensors.write(self_test)[0]
+    if debug is not None:
+        sources = [{kernel.symbol: kernel.source for kernel in program.kernels} for program in programs]
+        sections[Section.DEBUG] = _json({"kernels": sources, "texts": dict(debug)})
+    return assemble(sections), external_name, external
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, indent=1).encode()
+
+
+def _needed_sources(programs: Sequence[Program]) -> dict[str, Array]:
+    """The source tensors that recipes of non-embedded constants read, by name."""
+    found: dict[str, Array] = {}
+    digests: dict[str, str] = {}
+    for program in programs:
+        for constant in program.constants:
+            if constant.always_embedded:
+                continue
+            for step in constant.recipe:
+                if step.op == RecipeOp.SOURCE:
+                    source = program.sources[step.operands[0]]
+                    if digests.setdefault(source.name, source.const.digest) != source.const.digest:
+                        raise CompilerError(f"two different weights are named {source.name!r}")
+                    if source.name not in found:
+                        found[source.name] = source.const.array()
+    return found
+
+
+class _Tables:
+    """Collects the records of all programs. Strings stay Python strings until all are known."""
+
+    def __init__(self, mode: WeightsMode, external_name: str, external_offsets: Mapping[str, int]) -> None:
+        self.mode = mode
+        self.external_name = external_name
+        self.external_offsets = external_offsets
+        self.rows: dict[Section, list[tuple[Any, ...]]] = {
+            record.section: [] for record in layout.RECORDS if record.section
+        }
+        self.dims: dict[tuple[dim_code.Code, str], int] = {}
+        self.numbers: dict[Symbol, int] = {}
+        self.weights = bytearray()
+        self.weight_offsets: dict[bytes, int] = {}
+        self.packed: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self.code = bytearray()
+        self.code_offsets: dict[bytes, int] = {}
+        self.source_hashes: dict[str, bytes] = {}
+
+    def add(self, section: Section, rows: Iterable[tuple[Any, ...]]) -> tuple[int, int]:
+        """Appends records; returns the run that holds them."""
+        table = self.rows[section]
+        first = len(table)
+        table.extend(rows)
+        return first, len(table) - first
+
+    def dim(self, dim: Dim) -> int:
+        code = dim_code.encode(dim, self.numbers)
+        key = (code, str(dim))
+        if key not in self.dims:
+            self.dims[key] = len(self.dims)
+            self.rows[Section.DIMS].append((self.add(Section.DIM_CODE, code), str(dim), 0))
+        return self.dims[key]
+
+    def dim_list(self, dims: Iterable[Dim]) -> tuple[int, ...]:
+        return tuple(map(self.dim, dims))
+
+    def add_program(self, program: Program) -> None:
+        self.numbers = {symbol: number for number, symbol in enumerate(program.symbols)}
+        symbols = self.add(
+            Section.SYMBOLS,
+            [
+                (s.name, s.origin, s.lo, s.hi or 0, s.divisor, SymbolFlag.HAS_HI if s.hi is not None else 0, 0)
+                for s in program.symbols
+            ],
+        )
+        inputs = self.add(Section.PORTS, map(self._port, program.inputs))
+        outputs = self.add(Section.PORTS, map(self._port, program.outputs))
+        guards = self.add(
+            Section.GUARDS,
+            [
+                (g.kind, g.port, g.axis, g.symbol, g.lo, g.hi, g.divisor, self.dim(g.expected), 0)
+                for g in program.guards
+            ],
+        )
+        sources = self.add(Section.SOURCES, [self._source(program, number) for number in range(len(program.sources))])
+        constants = self.add(Section.CONSTANTS, [self._constant(program, constant) for constant in program.constants])
+        buffers = self.add(
+            Section.BUFFERS,
+            [
+                (b.space, b.index, b.offset_bytes, b.below, self.dim(b.size_bytes), b.first_step, b.last_step, b.name)
+                for b in program.buffers
+            ],
+        )
+        kernels = self.add(Section.KERNELS, [(k.symbol, k.kind, k.label, k.schedule, k.locs) for k in program.kernels])
+        steps = []
+        for step in program.steps:
+            arguments = self.add(Section.ARGUMENTS, [(a.buffer, self.dim(a.offset_bytes)) for a in step.arguments])
+            flags = StepFlag.BARRIER if step.barrier else 0
+            counts = (self.dim(step.scratch_bytes), self.dim(step.flops), self.dim(step.bytes_moved))
+            steps.append((step.kernel, flags, arguments, self.dim_list(step.dims), *counts, 0, step.locs))
+        self.add(
+            Section.PROGRAMS,
+            [
+                (
+                    program.target,
+                    program.variant,
+                    program.planner,
+                    self.mode,
+                    self.external_name,
+                    self.dim(program.peak_bytes),
+                    self.dim(program.lower_bound_bytes),
+                    0,
+                    symbols,
+                    inputs,
+                    outputs,
+                    tuple(number for pair in program.state for number in pair),
+                    guards,
+                    sources,
+                    constants,
+                    buffers,
+                    kernels,
+                    self.add(Section.STEPS, steps),
+                    self._code(program.code),
+                    len(program.code),
+                )
+            ],
+        )
+
+    def _port(self, port: Port) -> tuple[Any, ...]:
+        if port.type.layout:
+            raise CompilerError(f"input or output {port.name} must be row-major, not {port.type}")
+        return (port.name, port.type.dtype.number, self.dim_list(port.type.shape))
+
+    def _code(self, code: bytes) -> int:
+        if code not in self.code_offsets:
+            self.code.extend(bytes(-len(self.code) % layout.SECTION_ALIGN_BYTES))
+            self.code_offsets[code] = len(self.code)
+            self.code.extend(code)
+        return self.code_offsets[code]
+
+    def _source(self, program: Program, number: int) -> tuple[Any, ...]:
+        source = program.sources[number]
+        const = source.const
+        sha256 = bytes(32)
+        if self.mode != WeightsMode.EMBEDDED:
+            if const.digest not in self.source_hashes:
+                array = np.ascontiguousarray(const.array())
+                self.source_hashes[const.digest] = hashlib.sha256(array.reshape(-1).view(np.uint8).data).digest()
+            sha256 = self.source_hashes[const.digest]
+        offset = self.external_offsets.get(source.name, 0)
+        names = (source.name, const.source, const.digest, const.dtype.number)
+        return (*names, const.shape, const.bytes, offset, sha256)
+
+    def _constant(self, program: Program, constant: Constant) -> tuple[Any, ...]:
+        embedded = constant.always_embedded or self.mode == WeightsMode.EMBEDDED
+        flags = (ConstantFlag.EMBEDDED if embedded else 0) | (
+            ConstantFlag.ALWAYS_EMBEDDED if constant.always_embedded else 0
+        )
+        dtype = dtypes.BY_NUMBER[constant.dtype]
+        offset, size = 0, int(np.prod(constant.shape, dtype=np.int64)) * dtype.itemsize_bytes
+        if embedded:
+            offset, size = self._packed(program, constant)
+        steps = self.add(Section.RECIPES, map(_recipe_row, constant.recipe))
+        return (constant.name, constant.dtype, constant.shape, steps, flags, 0, offset, size)
+
+    def _packed(self, program: Program, constant: Constant) -> tuple[int, int]:
+        """Where the constant's bytes are. Equal bytes are stored once, and equal recipes run once."""
+        digests = tuple(
+            program.sources[step.operands[0]].const.digest for step in constant.recipe if step.op == RecipeOp.SOURCE
+        )
+        steps = tuple(step if step.op != RecipeOp.SOURCE else step.op for step in constant.recipe)
+        key = (digests, steps, constant.dtype, constant.shape)
+        if key in self.packed:
+            return self.packed[key]
+        array = recipe.run(constant.recipe, program.sources)
+        if array.shape != constant.shape or dtypes.from_numpy(array.dtype).number != constant.dtype:
+            found = f"{array.dtype}{list(array.shape)}"
+            raise CompilerError(f"constant {constant.name} should be {constant.shape}, its recipe gives {found}")
+        data = array.reshape(-1).view(np.uint8).data if array.size else b""
+        digest = hashlib.sha256(data).digest() + len(data).to_bytes(8, "little")
+        if digest not in self.weight_offsets:
+            self.weights.extend(bytes(-len(self.weights) % layout.CONSTANT_ALIGN_BYTES))
+            self.weight_offsets[digest] = len(self.weights)
+            self.weights.extend(data)
+        self.packed[key] = (self.weight_offsets[digest], len(data))
+        return self.packed[key]
+
+    def sections(self) -> dict[Section, bytes | bytearray]:
+        """Every section of tables and bytes, as stored."""
+        strings = self._string_offsets()
+        integers = _Pool()
+        result: dict[Section, bytes | bytearray] = {}
+        for record in layout.RECORDS:
+            if record.section is None or record.section == Section.INTEGERS:
+                continue
+            packing = record.struct
+            rows = []
+            for row in self.rows[record.section]:
+                values: list[Any] = []
+                for field, value in zip(record.fields, row, strict=True):
+                    if field.kind == "str":
+                        values.append(strings[value])
+                    elif field.kind == "strings":
+                        values.extend(integers.add(tuple(strings[text] for text in value)))
+                    elif field.kind in ("integers", "dims"):
+                        values.extend(integers.add(tuple(value)))
+                    elif field.is_run:
+                        values.extend(value)
+                    else:
+                        values.append(value)
+                try:
+                    rows.append(packing.pack(*values))
+                except struct.error as error:
+                    raise CompilerError(f"{record.name} {row}: {error}") from error
+            result[record.section] = b"".join(rows)
+        result[Section.INTEGERS] = integers.data()
+        result[Section.STRINGS] = b"".join(text.encode() + b"\0" for text in strings)
+        result[Section.CODE] = self.code
+        result[Section.WEIGHTS] = self.weights
+        return result
+
+    def _string_offsets(self) -> dict[str, int]:
+        """Every string in sorted order (the empty one is first), with its offset."""
+        found = {""}
+        for record in layout.RECORDS:
+            for number, field in enumerate(record.fields):
+                if field.kind == "str" and record.section is not None:
+                    found.update(row[number] for row in self.rows[record.section])
+                elif field.kind == "strings" and record.section is not None:
+                    found.update(text for row in self.rows[record.section] for text in row[number])
+        offsets = {}
+        position = 0
+        for text in sorted(found):
+            if "\0" in text:
+                raise CompilerError(f"name {text!r} has a NUL character")
+            offsets[text] = position
+            position += len(text.encode()) + 1
+        return offsets
+
+
+class _Pool:
+    """The integers section; equal lists are stored once."""
+
+    def __init__(self) -> None:
+        self.values: list[int] = []
+        self.found: dict[tuple[int, ...], int] = {}
+
+    def add(self, values: tuple[int, ...]) -> tuple[int, int]:
+        if not values:
+            return 0, 0
+        if values not in self.found:
+            self.found[values] = len(self.values)
+            self.values.extend(values)
+        return self.found[values], len(values)
+
+    def data(self) -> bytes:
+        return struct.pack(f"<{len(self.values)}q", *self.values)
+
+
+def _recipe_row(step: RecipeStep) -> tuple[Any, ...]:
+    flat = tuple(factor for row in step.coefficients for factor in row)
+    return (step.op, step.dtype, step.operands, step.shape, flat, step.scalar)
+
+
+def section_digest(data: bytes | bytearray | memoryview, flags: int) -> bytes:
+    """SHA-256 of a section; for TREE, of the digests of its chunks."""
+    if not flags & SectionFlag.TREE:
+        return hashlib.sha256(data).digest()
+    view = memoryview(data)
+    chunk = layout.TREE_CHUNK_BYTES
+    leaves = b"".join(hashlib.sha256(view[i : i + chunk]).digest() for i in range(0, len(view), chunk))
+    return hashlib.sha256(leaves).digest()
+
+
+def header_digest(header: bytes, table: bytes) -> bytes:
+    """The digest that the header carries: of itself without that field, and of the section table."""
+    return hashlib.sha256(header[:32] + header[64:] + table).digest()
+
+
+def assemble(sections: Mapping[Section, bytes | bytearray]) -> bytes:
+    """Header, section table and sections, in the order of their numbers with the weights last."""
+    order = sorted(sections, key=lambda kind: (kind == Section.WEIGHTS, kind))
+    table_offset = layout.HEADER.size_bytes
+    position = table_offset + len(order) * layout.SECTION.size_bytes
+    entries = []
+    parts: list[bytes | bytearray] = []
+    for kind in order:
+        data = sections[kind]
+        alignment = layout.WEIGHTS_ALIGN_BYTES if kind == Section.WEIGHTS else layout.SECTION_ALIGN_BYTES
+        padding = -position % alignment
+        parts.extend((bytes(padding), data))
+        position += padding
+        flags = 0 if kind in layout.OPTIONAL_SECTIONS else int(SectionFlag.REQUIRED)
+        flags |= SectionFlag.TREE if kind == Section.WEIGHTS else 0
+        entry_bytes = 0 if kind in layout.BYTE_SECTIONS else layout.RECORD_OF[kind].size_bytes
+        count = len(data) // entry_bytes if entry_bytes else 0
+        digest = section_digest(data, flags)
+        entries.append(
+            layout.SECTION.struct.pack(kind, flags, position, len(data), count, entry_bytes, alignment, 0, digest)
+        )
+        position += len(data)
+    table = b"".join(entries)
+    magic = int.from_bytes(layout.MAGIC, "little")
+    version = layout.MAJOR | layout.MINOR << 16
+    fields = (magic, version, layout.HEADER.size_bytes, position, table_offset)
+    tail = (len(order), layout.SECTION.size_bytes, 0)
+    header = layout.HEADER.struct.pack(*fields, bytes(32), *tail)
+    header = layout.HEADER.struct.pack(*fields, header_digest(header, table), *tail)
+    return b"".join([header, table, *parts])

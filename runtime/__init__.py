@@ -1,0 +1,54 @@
+"""The serving side: loads artifacts and runs them. Needs no compiler package, and numpy only when it runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from aot.runtime._model import DimSpec, Model, ProgramSpec, TensorSpec
+
+__all__ = ["DimSpec", "Model", "ProgramSpec", "TensorSpec", "load", "target_supported"]
+
+
+def load(
+    artifact: str | os.PathLike[str] | bytes | bytearray | memoryview,
+    *,
+    threads: int | None = None,
+    target: str | None = None,
+    weights: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    verify_weights: bool = True,
+    map_weights: bool = False,
+    plan_cache_size: int = 8,
+    temporary_directory: str | os.PathLike[str] | None = None,
+) -> Model:
+    """Loads an artifact from a path or from its bytes.
+
+    `threads`: how many a run uses; by default the CPUs that this process may use.
+    `target`: run this target's code; by default the first that this CPU supports.
+    `weights`: for artifacts built without them, the arrays by name, or the path of the external file.
+    `verify_weights`: refuse weights that differ from those of the build.
+    `map_weights`: use the mapped file instead of a copy in huge pages: less memory, often slower.
+    `plan_cache_size`: for how many shapes each session keeps its plan.
+    `temporary_directory`: a private folder for code, where the system forbids memfd_create.
+
+    Raises ArtifactError for a file that is damaged or of another version, TargetError where it has no
+    code for this CPU.
+    """
+    return Model(
+        artifact,
+        threads=threads,
+        target=target,
+        weights=weights,
+        verify_weights=verify_weights,
+        map_weights=map_weights,
+        plan_cache_size=plan_cache_size,
+        temporary_directory=temporary_directory,
+    )
+
+
+def target_supported(target: str) -> bool:
+    """Whether this machine runs code of a target such as "cpu:x86-64-v4"."""
+    from aot.runtime._library import library
+
+    return bool(library().aot_target_supported(target.encode()))

@@ -1,0 +1,254 @@
+"""Loads libaot_runtime and declares the functions of aot/runtime.h. Turns its errors into exceptions.
+
+Imports nothing but the standard library and aot.errors, so that a serving process starts fast.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from aot.errors import AotError, ArtifactError, GuardError, RunError, TargetError
+
+ABI_VERSION = 1
+
+_U32, _I32, _U64, _I64 = ctypes.c_uint32, ctypes.c_int32, ctypes.c_uint64, ctypes.c_int64
+_POINTER, _TEXT = ctypes.c_void_p, ctypes.c_char_p
+
+
+class Tensor(ctypes.Structure):
+    """aot_tensor, laid out like DLPack's DLTensor."""
+
+    _fields_ = (
+        ("data", _POINTER),
+        ("device_type", _I32),
+        ("device_id", _I32),
+        ("rank", _I32),
+        ("dtype_code", ctypes.c_uint8),
+        ("dtype_bits", ctypes.c_uint8),
+        ("dtype_lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(_I64)),
+        ("strides", ctypes.POINTER(_I64)),
+        ("byte_offset", _U64),
+    )
+
+
+class Error(ctypes.Structure):
+    """aot_error"""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("status", _I32),
+        ("reserved", _I32),
+        ("where", ctypes.c_char * 160),
+        ("message", ctypes.c_char * 512),
+        ("hint", ctypes.c_char * 256),
+    )
+
+
+class NamedTensor(ctypes.Structure):
+    """aot_named_tensor"""
+
+    _fields_ = (("name", _TEXT), ("tensor", ctypes.POINTER(Tensor)))
+
+
+class LoadOptions(ctypes.Structure):
+    """aot_load_options"""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("allocator", _POINTER),
+        ("target", _TEXT),
+        ("flags", _U32),
+        ("weight_count", _U32),
+        ("weights", ctypes.POINTER(NamedTensor)),
+        ("weights_path", _TEXT),
+        ("temporary_directory", _TEXT),
+    )
+
+
+class ProgramInfo(ctypes.Structure):
+    """aot_program_info"""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("target", _TEXT),
+        ("variant", _TEXT),
+        ("planner", _TEXT),
+        ("supported", _I32),
+        ("selected", _I32),
+        ("kernel_count", _U32),
+        ("step_count", _U32),
+        ("code_bytes", _U64),
+    )
+
+
+class PortInfo(ctypes.Structure):
+    """aot_port_info"""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("name", _TEXT),
+        ("dtype", _TEXT),
+        ("dtype_code", ctypes.c_uint8),
+        ("dtype_bits", ctypes.c_uint8),
+        ("dtype_lanes", ctypes.c_uint16),
+        ("rank", _U32),
+    )
+
+
+class DimInfo(ctypes.Structure):
+    """aot_dim_info"""
+
+    _fields_ = (("struct_size", ctypes.c_size_t), ("text", _TEXT), ("value", _I64))
+
+
+class SymbolInfo(ctypes.Structure):
+    """aot_symbol_info"""
+
+    _fields_ = (("struct_size", ctypes.c_size_t), ("name", _TEXT), ("lo", _I64), ("hi", _I64), ("divisor", _I64))
+
+
+class StepInfo(ctypes.Structure):
+    """aot_step_info"""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("label", _TEXT),
+        ("kind", _TEXT),
+        ("symbol", _TEXT),
+        ("schedule", _TEXT),
+        ("loc_count", _U32),
+    )
+
+
+class SessionOptions(ctypes.Structure):
+    """aot_session_options"""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("allocator", _POINTER),
+        ("thread_count", _U32),
+        ("plan_cache_size", _U32),
+        ("pool", _POINTER),
+        ("flags", _U32),
+    )
+
+
+class RunOptions(ctypes.Structure):
+    """aot_run_options"""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("cancel", _POINTER),
+        ("deadline_ns", _U64),
+        ("allocate_output", _POINTER),
+        ("user", _POINTER),
+    )
+
+
+class DimValue(ctypes.Structure):
+    """aot_dim_value"""
+
+    _fields_ = (("name", _TEXT), ("value", _I64))
+
+
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "aot_version": (_TEXT, ()),
+    "aot_status_name": (_TEXT, (_I32,)),
+    "aot_target_supported": (_I32, (_TEXT,)),
+    "aot_default_thread_count": (_U32, ()),
+    "aot_model_load_file": (_I32, (_TEXT, _POINTER, _POINTER, _POINTER)),
+    "aot_model_load_memory": (_I32, (_POINTER, ctypes.c_size_t, _POINTER, _POINTER, _POINTER)),
+    "aot_model_unload": (None, (_POINTER,)),
+    "aot_model_program_count": (_U32, (_POINTER,)),
+    "aot_model_program": (_I32, (_POINTER, _U32, _POINTER)),
+    "aot_model_input_count": (_U32, (_POINTER,)),
+    "aot_model_output_count": (_U32, (_POINTER,)),
+    "aot_model_input": (_I32, (_POINTER, _U32, _POINTER)),
+    "aot_model_output": (_I32, (_POINTER, _U32, _POINTER)),
+    "aot_model_input_dim": (_I32, (_POINTER, _U32, _U32, _POINTER)),
+    "aot_model_output_dim": (_I32, (_POINTER, _U32, _U32, _POINTER)),
+    "aot_model_symbol_count": (_U32, (_POINTER,)),
+    "aot_model_symbol": (_I32, (_POINTER, _U32, _POINTER)),
+    "aot_model_program_step": (_I32, (_POINTER, _U32, _U32, _POINTER)),
+    "aot_model_program_step_loc": (_TEXT, (_POINTER, _U32, _U32, _U32)),
+    "aot_model_meta": (_POINTER, (_POINTER, _POINTER)),
+    "aot_model_weight_bytes": (_U64, (_POINTER,)),
+    "aot_session_create": (_I32, (_POINTER, _POINTER, _POINTER, _POINTER)),
+    "aot_session_destroy": (None, (_POINTER,)),
+    "aot_session_run": (_I32, (_POINTER, _POINTER, _U32, _POINTER, _U32, _POINTER, _POINTER)),
+    "aot_session_prepare": (_I32, (_POINTER, _POINTER, _U32, _POINTER)),
+    "aot_session_reserve": (_I32, (_POINTER, _POINTER, _U32, _POINTER)),
+    "aot_session_output": (_I32, (_POINTER, _U32, _POINTER)),
+    "aot_session_arena_bytes": (_U64, (_POINTER,)),
+    "aot_session_memory_bytes": (_U64, (_POINTER,)),
+    "aot_session_thread_count": (_U32, (_POINTER,)),
+    "aot_session_profile": (_U32, (_POINTER, _POINTER, _U32, _POINTER)),
+}
+
+_ERRORS: dict[int, type[AotError]] = {
+    1: RunError,
+    2: ArtifactError,
+    3: ArtifactError,
+    4: TargetError,
+    5: GuardError,
+    6: RunError,
+    7: RunError,
+    8: ArtifactError,
+    9: ArtifactError,
+}
+
+
+def prefix() -> Path:
+    """The folder that holds include/ and lib/: a CMake prefix."""
+    # files(), not __file__: an editable install keeps the sources and the library in different folders.
+    return Path(str(files("aot.runtime") / "lib")).parent
+
+
+def library_path() -> Path:
+    """The library that is loaded: $AOT_RUNTIME_LIBRARY (for development), or else the installed one."""
+    return Path(os.environ.get("AOT_RUNTIME_LIBRARY") or prefix() / "lib" / "libaot_runtime.so")
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The loaded library, with every function declared."""
+    path = library_path()
+    try:
+        lib = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise TargetError(
+            f"cannot load the runtime library: {error}",
+            where=str(path),
+            hint="Install aotc with pip, which builds it, or set AOT_RUNTIME_LIBRARY.",
+        ) from error
+    lib.aot_abi_version.restype = ctypes.c_uint32
+    if (found := lib.aot_abi_version()) != ABI_VERSION:
+        raise TargetError(f"the library has ABI {found}, this package needs {ABI_VERSION}", where=str(path))
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(lib, name)
+        function.restype = result
+        function.argtypes = arguments
+    return lib
+
+
+def new_error() -> Error:
+    """An aot_error to be filled."""
+    return Error(struct_size=ctypes.sizeof(Error))
+
+
+def exception(status: int, error: Error) -> AotError:
+    """The exception for a status that is not AOT_OK."""
+    kind = _ERRORS.get(status, RunError)
+    text = error.message.decode(errors="replace") or f"status {status}"
+    return kind(text, where=error.where.decode(errors="replace"), hint=error.hint.decode(errors="replace"))
+
+
+def info(kind: type[Any]) -> Any:
+    """A struct with its size filled in."""
+    return kind(struct_size=ctypes.sizeof(kind))

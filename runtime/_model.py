@@ -1,0 +1,400 @@
+"""Model: a loaded artifact in Python. Immutable; any number of threads may run it at once.
+
+Each run borrows a session from a stack of idle ones; a new one is made when all are busy, so there
+are as many sessions as there were runs at the same time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from aot.errors import ArtifactError, GuardError, RunError
+from aot.runtime import _library as native
+from aot.runtime import _tensors
+
+_MAP_WEIGHTS, _ANY_WEIGHTS = 1, 2
+_PROFILE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or output: `shape` holds ints, and the expressions of extents that vary, as text."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DimSpec:
+    """A named extent that varies: inclusive bounds (`hi` None: no bound) and a divisor of its values."""
+
+    name: str
+    lo: int
+    hi: int | None
+    divisor: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSpec:
+    """A program of the artifact. `selected`: this process runs it."""
+
+    target: str
+    variant: str
+    planner: str
+    supported: bool
+    selected: bool
+    kernels: int
+    steps: int
+    code_bytes: int
+
+
+class Model:
+    """An artifact that is ready to run; made by `aot.load`."""
+
+    def __init__(
+        self,
+        artifact: str | os.PathLike[str] | bytes | bytearray | memoryview,
+        *,
+        threads: int | None = None,
+        target: str | None = None,
+        weights: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+        verify_weights: bool = True,
+        map_weights: bool = False,
+        plan_cache_size: int = 8,
+        temporary_directory: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if threads is not None and threads < 1:
+            raise RunError(f"threads must be at least 1, got {threads}")
+        self._lib = native.library()
+        self._options = native.info(native.SessionOptions)
+        self._options.thread_count = threads or 0
+        self._options.plan_cache_size = plan_cache_size
+        options = native.info(native.LoadOptions)
+        options.target = target.encode() if target else None
+        options.flags = (_MAP_WEIGHTS if map_weights else 0) | (0 if verify_weights else _ANY_WEIGHTS)
+        options.temporary_directory = os.fsencode(temporary_directory) if temporary_directory else None
+        keep: list[Any] = []
+        if isinstance(weights, Mapping):
+            keep = _fill_weights(options, weights)
+        elif weights is not None:
+            options.weights_path = os.fsencode(weights)
+        handle = self._load(artifact, options, map_weights)
+        del keep
+        self._handle = handle
+        self._idle: list[int] = []
+        self._close = weakref.finalize(self, _unload, self._lib, handle, self._idle)
+        self.inputs = self._ports("input")
+        self.outputs = self._ports("output")
+        self._input_names = tuple(spec.name for spec in self.inputs)
+        self._input_set = frozenset(self._input_names)
+        self._output_names = tuple(spec.name for spec in self.outputs)
+        self._shapes: dict[tuple[tuple[int, ...], ...], list[tuple[int, ...]]] = {}
+        self._dtypes: list[Any] = []
+
+    def _load(self, artifact: Any, options: Any, map_weights: bool) -> int:
+        handle = ctypes.c_void_p()
+        error = native.new_error()
+        if isinstance(artifact, bytes | bytearray | memoryview):
+            data = bytes(artifact) if not isinstance(artifact, bytes) else artifact
+            if map_weights:
+                raise RunError("map_weights needs a file", hint="Save the artifact and load it by its path.")
+            status = self._lib.aot_model_load_memory(
+                data, len(data), ctypes.byref(options), ctypes.byref(handle), ctypes.byref(error)
+            )
+        elif isinstance(artifact, str | os.PathLike):
+            status = self._lib.aot_model_load_file(
+                os.fsencode(artifact), ctypes.byref(options), ctypes.byref(handle), ctypes.byref(error)
+            )
+        else:
+            raise ArtifactError(f"expected a path or bytes, got {type(artifact).__name__}")
+        if status:
+            raise native.exception(status, error)
+        assert handle.value is not None
+        return handle.value
+
+    def _ports(self, side: str) -> tuple[TensorSpec, ...]:
+        count = getattr(self._lib, f"aot_model_{side}_count")(self._handle)
+        get_port = getattr(self._lib, f"aot_model_{side}")
+        get_dim = getattr(self._lib, f"aot_model_{side}_dim")
+        specs = []
+        for index in range(count):
+            port = native.info(native.PortInfo)
+            get_port(self._handle, index, ctypes.byref(port))
+            shape: list[int | str] = []
+            for axis in range(port.rank):
+                dim = native.info(native.DimInfo)
+                get_dim(self._handle, index, axis, ctypes.byref(dim))
+                shape.append(int(dim.value) if dim.value >= 0 else dim.text.decode())
+            specs.append(TensorSpec(port.name.decode(), port.dtype.decode(), tuple(shape)))
+        return tuple(specs)
+
+    @property
+    def dims(self) -> tuple[DimSpec, ...]:
+        """The extents that vary, with their bounds."""
+        found = []
+        for index in range(self._lib.aot_model_symbol_count(self._handle)):
+            symbol = native.info(native.SymbolInfo)
+            self._lib.aot_model_symbol(self._handle, index, ctypes.byref(symbol))
+            hi = None if symbol.hi < 0 else int(symbol.hi)
+            found.append(DimSpec(symbol.name.decode(), int(symbol.lo), hi, int(symbol.divisor)))
+        return tuple(found)
+
+    @property
+    def programs(self) -> tuple[ProgramSpec, ...]:
+        """Every program of the artifact, in the order in which they are tried."""
+        found = []
+        for index in range(self._lib.aot_model_program_count(self._handle)):
+            p = native.info(native.ProgramInfo)
+            self._lib.aot_model_program(self._handle, index, ctypes.byref(p))
+            texts = (p.target.decode(), p.variant.decode(), p.planner.decode())
+            found.append(
+                ProgramSpec(*texts, bool(p.supported), bool(p.selected), p.kernel_count, p.step_count, p.code_bytes)
+            )
+        return tuple(found)
+
+    @property
+    def target(self) -> str:
+        """The target whose code runs, such as "cpu:x86-64-v3"."""
+        return next(program.target for program in self.programs if program.selected)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the build recorded for people."""
+        size = ctypes.c_size_t()
+        address = self._lib.aot_model_meta(self._handle, ctypes.byref(size))
+        value = json.loads(ctypes.string_at(address, size.value)) if size.value else {}
+        return dict(value)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of constants in memory."""
+        return int(self._lib.aot_model_weight_bytes(self._handle))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that idle sessions hold: arenas, scratch memory, plans."""
+        return sum(int(self._lib.aot_session_memory_bytes(session)) for session in list(self._idle))
+
+    @property
+    def thread_count(self) -> int:
+        """Threads that a run uses."""
+        session = self._take()
+        try:
+            return int(self._lib.aot_session_thread_count(session))
+        finally:
+            self._idle.append(session)
+
+    def _new_session(self, flags: int = 0) -> int:
+        if not self._close.alive:
+            raise RunError("the model was closed")
+        options = native.SessionOptions.from_buffer_copy(self._options)
+        options.flags = flags
+        session = ctypes.c_void_p()
+        error = native.new_error()
+        status = self._lib.aot_session_create(
+            self._handle, ctypes.byref(options), ctypes.byref(session), ctypes.byref(error)
+        )
+        if status:
+            raise native.exception(status, error)
+        assert session.value is not None
+        return session.value
+
+    def _take(self) -> int:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._new_session()
+
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        outputs: Mapping[str, Any] | None = None,
+        timeout_seconds: float | None = None,
+    ) -> dict[str, Any]:
+        """Runs once: {"name": array} to {"name": array}.
+
+        Inputs are numpy arrays, torch CPU tensors or anything with __dlpack__, row-major; none is copied.
+        Outputs are new numpy arrays, or the arrays given in `outputs`, which may name only some.
+        Raises GuardError for an input that does not fit, RunError after `timeout_seconds`.
+        """
+        if self._input_set != inputs.keys():
+            self._complain("input", inputs, self._input_names)
+        given = [_tensors.view(name, inputs[name]) for name in self._input_names]
+        results = self._run(given, outputs, timeout_seconds)
+        return dict(zip(self._output_names, results, strict=True))
+
+    def __call__(self, *arrays: Any) -> Any:
+        """Runs with inputs in their order; returns the one output, or a tuple of all."""
+        if len(arrays) != len(self._input_names):
+            raise GuardError(
+                f"expected {len(self._input_names)} inputs ({', '.join(self._input_names)}), got {len(arrays)}"
+            )
+        given = [_tensors.view(name, array) for name, array in zip(self._input_names, arrays, strict=True)]
+        results = self._run(given, None, None)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def _complain(self, what: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
+        unknown = [repr(name) for name in given if name not in names]
+        missing = [repr(name) for name in names if name not in given] if what == "input" else []
+        parts = []
+        if missing:
+            parts.append(f"missing {what} {', '.join(missing)}")
+        if unknown:
+            parts.append(f"unknown {what} {', '.join(unknown)}")
+        raise GuardError("; ".join(parts), hint=f"The model's {what}s are {', '.join(map(repr, names))}.")
+
+    def _run(self, given: list[_tensors.View], outputs: Mapping[str, Any] | None, timeout: float | None) -> list[Any]:
+        session = self._take()
+        try:
+            return self._run_in(session, given, outputs, timeout)
+        finally:
+            self._idle.append(session)
+
+    def _run_in(
+        self, session: int, given: list[_tensors.View], outputs: Mapping[str, Any] | None, timeout: float | None
+    ) -> list[Any]:
+        inputs = (ctypes.c_void_p * len(given))(*[view.address for view in given])
+        error = native.new_error()
+        key = tuple(view.shape for view in given)
+        shapes = self._shapes.get(key)
+        if shapes is None:
+            shapes = self._output_shapes(session, inputs, len(given), error)
+            if len(self._shapes) >= 4096:
+                self._shapes.clear()
+            self._shapes[key] = shapes
+        results = self._result_arrays(shapes, outputs)
+        views = [
+            _tensors.view(name, array, writable=True) for name, array in zip(self._output_names, results, strict=True)
+        ]
+        targets = (ctypes.c_void_p * len(views))(*[view.address for view in views])
+        options = None
+        if timeout is not None:
+            options = native.info(native.RunOptions)
+            options.deadline_ns = time.monotonic_ns() + max(int(timeout * 1e9), 1)
+        status = self._lib.aot_session_run(
+            session,
+            inputs,
+            len(given),
+            targets,
+            len(views),
+            ctypes.byref(options) if options is not None else None,
+            ctypes.byref(error),
+        )
+        if status:
+            raise native.exception(status, error)
+        return results
+
+    def _output_shapes(self, session: int, inputs: Any, count: int, error: native.Error) -> list[tuple[int, ...]]:
+        status = self._lib.aot_session_prepare(session, inputs, count, ctypes.byref(error))
+        if status:
+            raise native.exception(status, error)
+        shapes = []
+        for index in range(len(self._output_names)):
+            tensor = native.Tensor()
+            self._lib.aot_session_output(session, index, ctypes.byref(tensor))
+            shapes.append(tuple(tensor.shape[axis] for axis in range(tensor.rank)))
+        return shapes
+
+    def _result_arrays(self, shapes: list[tuple[int, ...]], outputs: Mapping[str, Any] | None) -> list[Any]:
+        import numpy
+
+        if not self._dtypes:
+            self._dtypes = [_tensors.numpy_dtype(spec.dtype) for spec in self.outputs]
+        if outputs and not outputs.keys() <= set(self._output_names):
+            self._complain("output", outputs, self._output_names)
+        results = []
+        for name, shape, dtype in zip(self._output_names, shapes, self._dtypes, strict=True):
+            if outputs and name in outputs:
+                results.append(outputs[name])
+            else:
+                results.append(numpy.empty(shape, dtype))
+        return results
+
+    def reserve(self, **dims: int) -> int:
+        """Makes the plan and memory for given values of the model's dims ahead of time. Returns the arena's bytes."""
+        values = (native.DimValue * len(dims))(*[native.DimValue(name.encode(), value) for name, value in dims.items()])
+        session = self._take()
+        try:
+            error = native.new_error()
+            status = self._lib.aot_session_reserve(session, values, len(dims), ctypes.byref(error))
+            if status:
+                raise native.exception(status, error)
+            return int(self._lib.aot_session_arena_bytes(session))
+        finally:
+            self._idle.append(session)
+
+    def profile(self, inputs: Mapping[str, Any], repeats: int = 10) -> list[tuple[str, tuple[str, ...], float]]:
+        """The median seconds of every step: (kernel label, nodes of the model, seconds), in order.
+
+        A barrier follows every step, so the sum is a little more than a run takes.
+        """
+        if self._input_set != inputs.keys():
+            self._complain("input", inputs, self._input_names)
+        given = [_tensors.view(name, inputs[name]) for name in self._input_names]
+        session = self._new_session(_PROFILE)
+        try:
+            rows: list[list[int]] = []
+            program = ctypes.c_uint32()
+            for repeat in range(repeats + 1):
+                self._run_in(session, given, None, None)
+                count = self._lib.aot_session_profile(session, None, 0, ctypes.byref(program))
+                times = (ctypes.c_uint64 * count)()
+                self._lib.aot_session_profile(session, times, count, None)
+                if repeat:  # the first run pays for cold memory
+                    rows.append(list(times))
+            columns = zip(*rows, strict=True) if rows else ()
+            return [(*self._step(program.value, step), median(c) * 1e-9) for step, c in enumerate(columns)]
+        finally:
+            self._lib.aot_session_destroy(session)
+
+    def _step(self, program: int, index: int) -> tuple[str, tuple[str, ...]]:
+        step = native.info(native.StepInfo)
+        self._lib.aot_model_program_step(self._handle, program, index, ctypes.byref(step))
+        locs = (
+            self._lib.aot_model_program_step_loc(self._handle, program, index, loc) for loc in range(step.loc_count)
+        )
+        return step.label.decode(), tuple(loc.decode() for loc in locs)
+
+    def close(self) -> None:
+        """Frees everything now; no run may be in progress. Otherwise it happens when the model is collected."""
+        self._close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        def specs(ports: tuple[TensorSpec, ...]) -> str:
+            return ", ".join(f"{p.name}: {p.dtype}[{', '.join(map(str, p.shape))}]" for p in ports)
+
+        return f"<Model ({specs(self.inputs)}) -> ({specs(self.outputs)})>"
+
+
+def _fill_weights(options: Any, weights: Mapping[str, Any]) -> list[Any]:
+    """Puts named weights into the options; returns what must live until the model is loaded."""
+    views = [_tensors.view(name, array) for name, array in weights.items()]
+    entries = (native.NamedTensor * len(views))()
+    for entry, name, view in zip(entries, weights, views, strict=True):
+        entry.name = name.encode()
+        entry.tensor = ctypes.cast(view.address, ctypes.POINTER(native.Tensor))
+    options.weights = entries
+    options.weight_count = len(views)
+    return [views, entries]
+
+
+def _unload(lib: ctypes.CDLL, handle: int, idle: list[int]) -> None:
+    while idle:
+        lib.aot_session_destroy(idle.pop())
+    lib.aot_model_unload(handle)

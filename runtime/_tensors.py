@@ -1,0 +1,158 @@
+"""Arrays of other packages as aot_tensor structs, without copies, and numpy arrays for outputs.
+
+A `View` keeps alive what its struct points to. Strides are passed on as they are: the library says
+which dimension is not row-major.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from aot.errors import GuardError, RunError
+from aot.runtime._library import Tensor
+
+_get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_get_pointer.restype = ctypes.c_void_p
+_get_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
+_get_name = ctypes.pythonapi.PyCapsule_GetName
+_get_name.restype = ctypes.c_char_p
+_get_name.argtypes = (ctypes.py_object,)
+
+# Where DLTensor starts: first in DLManagedTensor, behind version, context, deleter and flags in the versioned one.
+_TENSOR_OFFSET = {b"dltensor": 0, b"dltensor_versioned": 32}
+
+# name -> (numpy name, DLPack code, bits)
+DTYPES = {
+    "bool": ("bool", 6, 8),
+    "i8": ("int8", 0, 8),
+    "i16": ("int16", 0, 16),
+    "i32": ("int32", 0, 32),
+    "i64": ("int64", 0, 64),
+    "u8": ("uint8", 1, 8),
+    "u16": ("uint16", 1, 16),
+    "u32": ("uint32", 1, 32),
+    "u64": ("uint64", 1, 64),
+    "f16": ("float16", 2, 16),
+    "bf16": ("bfloat16", 4, 16),
+    "f32": ("float32", 2, 32),
+    "f64": ("float64", 2, 64),
+    "f8e4m3": ("float8_e4m3fn", 10, 8),
+    "f8e5m2": ("float8_e5m2", 12, 8),
+    "i4": ("int4", 0, 4),
+    "u4": ("uint4", 1, 4),
+}
+_BY_NUMPY = {numpy_name: (code, bits) for numpy_name, code, bits in DTYPES.values()}
+
+
+class View:
+    """The address of an aot_tensor, and what must live as long."""
+
+    __slots__ = ("address", "keep", "shape")
+
+    def __init__(self, address: int, shape: tuple[int, ...], keep: Any) -> None:
+        self.address = address
+        self.shape = shape
+        self.keep = keep
+
+
+def view(name: str, array: Any, *, writable: bool = False) -> View:
+    """A view of a numpy array, a torch tensor, or anything with __dlpack__. `name` is for messages."""
+    module = type(array).__module__
+    if module == "numpy" and hasattr(array, "flags"):
+        return _numpy_view(name, array, writable)
+    if module == "torch" or module.startswith("torch."):
+        return _torch_view(name, array)
+    if hasattr(array, "__dlpack__"):
+        capsule = array.__dlpack__()
+        address = _address(capsule)
+        tensor = Tensor.from_address(address)
+        return View(address, tuple(tensor.shape[i] for i in range(tensor.rank)), (capsule, array))
+    if hasattr(array, "__array__") and not writable:
+        import numpy
+
+        return _numpy_view(name, numpy.asarray(array), writable)
+    raise GuardError(
+        f"expected a numpy array, a torch tensor or another array with __dlpack__, got {type(array).__name__}",
+        where=name,
+        hint="Wrap the values with numpy.asarray(values, dtype).",
+    )
+
+
+def _address(capsule: Any) -> int:
+    name = _get_name(capsule)
+    if name not in _TENSOR_OFFSET:
+        raise GuardError(f"unknown kind of DLPack capsule {name!r}")
+    return int(_get_pointer(capsule, name)) + _TENSOR_OFFSET[name]
+
+
+def _numpy_view(name: str, array: Any, writable: bool) -> View:
+    if writable and not array.flags.writeable:
+        raise GuardError("the output array is read-only", where=name, hint="Give an array that can be written to.")
+    try:
+        capsule = array.__dlpack__()  # three times faster than reading its attributes
+        return View(_address(capsule), array.shape, capsule)
+    except (BufferError, AttributeError, RuntimeError):
+        pass  # read-only, or an element type that numpy's DLPack does not know
+    numpy_dtype = array.dtype
+    if numpy_dtype.name not in _BY_NUMPY or not numpy_dtype.isnative:
+        raise GuardError(
+            f"no element type for numpy dtype {numpy_dtype}", where=name, hint="Convert the array to a numeric dtype."
+        )
+    code, bits = _BY_NUMPY[numpy_dtype.name]
+    item = numpy_dtype.itemsize
+    if any(stride % item for stride in array.strides):
+        raise GuardError("strides are not whole elements", where=name, hint="Make the array contiguous first.")
+    strides = tuple(stride // item for stride in array.strides)
+    return _filled(array.ctypes.data, 1, 0, code, bits, array.shape, strides, array)
+
+
+def _torch_view(name: str, tensor: Any) -> View:
+    if not hasattr(tensor, "data_ptr"):
+        raise GuardError(f"expected a tensor, got {type(tensor).__name__}", where=name)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in _BY_NUMPY:
+        raise GuardError(f"no element type for {tensor.dtype}", where=name, hint="Convert the tensor first.")
+    code, bits = _BY_NUMPY[dtype]
+    device = 1 if tensor.device.type == "cpu" else 2
+    # Filled by hand: `tensor.__dlpack__()` takes four times as long, and refuses tensors that want gradients.
+    return _filled(
+        tensor.data_ptr(), device, tensor.device.index or 0, code, bits, tuple(tensor.shape), tensor.stride(), tensor
+    )
+
+
+def _filled(
+    data: int,
+    device_type: int,
+    device_id: int,
+    code: int,
+    bits: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    owner: Any,
+) -> View:
+    rank = len(shape)
+    extents = (ctypes.c_int64 * (2 * rank))(*shape, *strides)
+    tensor = Tensor(data, device_type, device_id, rank, code, bits, 1)
+    pointer = ctypes.cast(extents, ctypes.POINTER(ctypes.c_int64))
+    tensor.shape = pointer
+    tensor.strides = ctypes.cast(ctypes.addressof(extents) + 8 * rank, ctypes.POINTER(ctypes.c_int64))
+    return View(ctypes.addressof(tensor), shape, (tensor, extents, owner))
+
+
+def numpy_dtype(name: str) -> Any:
+    """The numpy dtype of an element type; from ml_dtypes where numpy has none."""
+    import numpy
+
+    numpy_name = DTYPES[name][0]
+    try:
+        return numpy.dtype(numpy_name)
+    except TypeError:
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise RunError(
+                f"numpy has no element type for {name}",
+                hint="Install ml_dtypes, or pass outputs of another package.",
+            ) from error
+        return numpy.dtype(getattr(ml_dtypes, numpy_name))

@@ -1,0 +1,289 @@
+// The C functions of aot/runtime.h. Exceptions end here.
+#include <exception>
+
+#include "cpu.h"
+#include "model.h"
+#include "session.h"
+
+using namespace aot;
+using namespace aot::format;
+
+struct aot_model : Model {
+    using Model::Model;
+};
+struct aot_session : Session {
+    using Session::Session;
+};
+struct aot_pool : Pool {
+    using Pool::Pool;
+};
+
+namespace {
+
+int32_t report(aot_error *error, const Failure &failure) {
+    if (error) {
+        aot_error filled{};
+        filled.struct_size = sizeof filled;
+        filled.status = failure.status;
+        memcpy(filled.where, failure.where, sizeof filled.where);
+        memcpy(filled.message, failure.message, sizeof filled.message);
+        memcpy(filled.hint, failure.hint, sizeof filled.hint);
+        write_info(error, filled);
+    }
+    return failure.status;
+}
+
+// Runs `f`, turning every exception into a status and a text.
+template <class F> int32_t guarded(aot_error *error, F &&f) noexcept {
+    try {
+        f();
+        return AOT_OK;
+    } catch (const Failure &failure) {
+        return report(error, failure);
+    } catch (const std::bad_alloc &) {
+        return report(error, Failure(AOT_ERROR_MEMORY, "", "Free memory, or use smaller inputs.", "out of memory"));
+    } catch (const std::exception &exception) {
+        return report(error, Failure(AOT_ERROR_INTERNAL, "", "Please report this.", "%s", exception.what()));
+    } catch (...) {
+        return report(error, Failure(AOT_ERROR_INTERNAL, "", "Please report this.", "unknown exception"));
+    }
+}
+
+void require(bool condition, const char *what) {
+    if (!condition) throw Failure(AOT_ERROR_ARGUMENT, "", "", "%s must not be NULL", what);
+}
+
+int32_t port_info(const aot_model *model, const PortEntry &port, aot_port_info *out) {
+    const DType &dtype = *find_dtype(port.dtype);
+    aot_port_info info{sizeof info,       model->artifact.text(port.name), dtype.name,       dtype.dlpack_code,
+                       dtype.dlpack_bits, 1,                               port.shape.count};
+    write_info(out, info);
+    return AOT_OK;
+}
+
+int32_t dim_info(const aot_model *model, const PortEntry &port, uint32_t axis, aot_dim_info *out) {
+    if (axis >= port.shape.count) return AOT_ERROR_ARGUMENT;
+    const DimEntry &dim = model->artifact.dims[static_cast<size_t>(model->artifact.integer(port.shape.first + axis))];
+    const DimCode &first = model->artifact.dim_code[dim.code.first];
+    const bool fixed = dim.code.count == 1 && first.op == dim_op::CONSTANT;
+    aot_dim_info info{sizeof info, model->artifact.text(dim.text), fixed ? first.value : -1};
+    write_info(out, info);
+    return AOT_OK;
+}
+
+const Variant *variant_of(const aot_model *model, uint32_t program) {
+    for (const Variant &variant : model->variants) {
+        if (variant.program == program) return &variant;
+    }
+    return nullptr;
+}
+
+const StepEntry *step_of(const aot_model *model, const Variant *variant, uint32_t index) {
+    if (!variant || index >= variant->entry->steps.count) return nullptr;
+    return &model->artifact.steps[variant->entry->steps.first + index];
+}
+
+int32_t step_info(const aot_model *model, const Variant *variant, uint32_t index, aot_step_info *out) {
+    const StepEntry *step = step_of(model, variant, index);
+    if (!step || !out) return AOT_ERROR_ARGUMENT;
+    const Artifact &a = model->artifact;
+    const KernelEntry &kernel = a.kernels[variant->entry->kernels.first + step->kernel];
+    aot_step_info info{sizeof info,           a.text(kernel.label),    a.text(kernel.kind),
+                       a.text(kernel.symbol), a.text(kernel.schedule), step->locs.count};
+    write_info(out, info);
+    return AOT_OK;
+}
+
+const char *step_loc(const aot_model *model, const Variant *variant, uint32_t index, uint32_t loc) {
+    const StepEntry *step = step_of(model, variant, index);
+    if (!step || loc >= step->locs.count) return nullptr;
+    return model->artifact.text(static_cast<uint32_t>(model->artifact.integer(step->locs.first + loc)));
+}
+
+int32_t load(const ByteSource &source, const aot_load_options *options, aot_model **out_model) {
+    *out_model = new aot_model(source, read_options(options));
+    return AOT_OK;
+}
+
+}  // namespace
+
+extern "C" {
+
+uint32_t aot_abi_version(void) { return AOT_ABI_VERSION; }
+
+const char *aot_version(void) { return AOT_VERSION_STRING; }
+
+const char *aot_status_name(int32_t status) {
+    static const char *const names[] = {"ok",     "argument",  "damaged", "version", "target",  "guard",
+                                        "memory", "cancelled", "io",      "weights", "internal"};
+    return status >= 0 && status <= AOT_ERROR_INTERNAL ? names[status] : "unknown";
+}
+
+int32_t aot_target_supported(const char *target) { return target && target_supported(target); }
+
+uint32_t aot_default_thread_count(void) { return default_thread_count(); }
+
+int32_t aot_model_load_file(const char *path, const aot_load_options *options, aot_model **out_model,
+                            aot_error *error) {
+    return guarded(error, [&] {
+        require(path, "path"), require(out_model, "out_model");
+        *out_model = nullptr;
+        ByteSource source(path);
+        load(source, options, out_model);
+    });
+}
+
+int32_t aot_model_load_memory(const void *bytes, size_t size, const aot_load_options *options, aot_model **out_model,
+                              aot_error *error) {
+    return guarded(error, [&] {
+        require(bytes || !size, "bytes"), require(out_model, "out_model");
+        *out_model = nullptr;
+        ByteSource source(bytes, size);
+        load(source, options, out_model);
+    });
+}
+
+void aot_model_unload(aot_model *model) { delete model; }
+
+uint32_t aot_model_program_count(const aot_model *model) {
+    return static_cast<uint32_t>(model->artifact.programs.size());
+}
+
+int32_t aot_model_program(const aot_model *model, uint32_t index, aot_program_info *out_info) {
+    if (!out_info || index >= model->artifact.programs.size()) return AOT_ERROR_ARGUMENT;
+    const Artifact &a = model->artifact;
+    const ProgramEntry &p = a.programs[index];
+    aot_program_info info{sizeof info,
+                          a.text(p.target),
+                          a.text(p.variant),
+                          a.text(p.planner),
+                          target_supported(a.text(p.target)),
+                          variant_of(model, index) != nullptr,
+                          p.kernels.count,
+                          p.steps.count,
+                          p.code_bytes};
+    write_info(out_info, info);
+    return AOT_OK;
+}
+
+uint32_t aot_model_input_count(const aot_model *model) { return model->input_count(); }
+
+uint32_t aot_model_output_count(const aot_model *model) { return model->output_count(); }
+
+int32_t aot_model_input(const aot_model *model, uint32_t index, aot_port_info *out_info) {
+    if (!out_info || index >= model->input_count()) return AOT_ERROR_ARGUMENT;
+    return port_info(model, model->input(index), out_info);
+}
+
+int32_t aot_model_output(const aot_model *model, uint32_t index, aot_port_info *out_info) {
+    if (!out_info || index >= model->output_count()) return AOT_ERROR_ARGUMENT;
+    return port_info(model, model->output(index), out_info);
+}
+
+int32_t aot_model_input_dim(const aot_model *model, uint32_t index, uint32_t axis, aot_dim_info *out_info) {
+    if (!out_info || index >= model->input_count()) return AOT_ERROR_ARGUMENT;
+    return dim_info(model, model->input(index), axis, out_info);
+}
+
+int32_t aot_model_output_dim(const aot_model *model, uint32_t index, uint32_t axis, aot_dim_info *out_info) {
+    if (!out_info || index >= model->output_count()) return AOT_ERROR_ARGUMENT;
+    return dim_info(model, model->output(index), axis, out_info);
+}
+
+uint32_t aot_model_symbol_count(const aot_model *model) { return model->variants.back().entry->symbols.count; }
+
+int32_t aot_model_symbol(const aot_model *model, uint32_t index, aot_symbol_info *out_info) {
+    const Run symbols = model->variants.back().entry->symbols;
+    if (!out_info || index >= symbols.count) return AOT_ERROR_ARGUMENT;
+    const SymbolEntry &symbol = model->artifact.symbols[symbols.first + index];
+    aot_symbol_info info{sizeof info, model->artifact.text(symbol.name), symbol.lo,
+                         symbol.flags & symbol_flag::HAS_HI ? symbol.hi : -1, symbol.divisor};
+    write_info(out_info, info);
+    return AOT_OK;
+}
+
+uint32_t aot_model_step_count(const aot_model *model) { return model->variants.back().entry->steps.count; }
+
+int32_t aot_model_step(const aot_model *model, uint32_t index, aot_step_info *out_info) {
+    return step_info(model, &model->variants.back(), index, out_info);
+}
+
+const char *aot_model_step_loc(const aot_model *model, uint32_t step, uint32_t loc) {
+    return step_loc(model, &model->variants.back(), step, loc);
+}
+
+int32_t aot_model_program_step(const aot_model *model, uint32_t program, uint32_t index, aot_step_info *out_info) {
+    return step_info(model, variant_of(model, program), index, out_info);
+}
+
+const char *aot_model_program_step_loc(const aot_model *model, uint32_t program, uint32_t step, uint32_t loc) {
+    return step_loc(model, variant_of(model, program), step, loc);
+}
+
+const char *aot_model_meta(const aot_model *model, size_t *out_bytes) {
+    if (out_bytes) *out_bytes = model->artifact.meta.size();
+    return model->artifact.meta.data();
+}
+
+uint64_t aot_model_weight_bytes(const aot_model *model) { return model->weights.bytes; }
+
+int32_t aot_pool_create(uint32_t thread_count, aot_pool **out_pool, aot_error *error) {
+    return guarded(error, [&] {
+        require(out_pool, "out_pool");
+        *out_pool = nullptr;
+        *out_pool = new aot_pool(thread_count ? thread_count : default_thread_count());
+    });
+}
+
+void aot_pool_destroy(aot_pool *pool) { delete pool; }
+
+int32_t aot_session_create(const aot_model *model, const aot_session_options *options, aot_session **out_session,
+                           aot_error *error) {
+    return guarded(error, [&] {
+        require(model, "model"), require(out_session, "out_session");
+        *out_session = nullptr;
+        *out_session = new aot_session(*model, read_options(options));
+    });
+}
+
+void aot_session_destroy(aot_session *session) { delete session; }
+
+int32_t aot_session_run(aot_session *session, const aot_tensor *const *inputs, uint32_t input_count,
+                        const aot_tensor *const *outputs, uint32_t output_count, const aot_run_options *options,
+                        aot_error *error) {
+    return guarded(error, [&] {
+        require(session, "session");
+        session->run(inputs, input_count, outputs, output_count, read_options(options));
+    });
+}
+
+int32_t aot_session_prepare(aot_session *session, const aot_tensor *const *inputs, uint32_t input_count,
+                            aot_error *error) {
+    return guarded(error, [&] {
+        require(session, "session");
+        session->prepare(inputs, input_count);
+    });
+}
+
+int32_t aot_session_reserve(aot_session *session, const aot_dim_value *dims, uint32_t count, aot_error *error) {
+    return guarded(error, [&] {
+        require(session, "session"), require(dims || !count, "dims");
+        session->reserve(dims, count);
+    });
+}
+
+int32_t aot_session_output(const aot_session *session, uint32_t index, aot_tensor *out_tensor) {
+    return session && out_tensor && session->output(index, out_tensor) ? AOT_OK : AOT_ERROR_ARGUMENT;
+}
+
+uint64_t aot_session_arena_bytes(const aot_session *session) { return session->arena_bytes(); }
+
+uint64_t aot_session_memory_bytes(const aot_session *session) { return session->memory_bytes(); }
+
+uint32_t aot_session_thread_count(const aot_session *session) { return session->thread_count(); }
+
+uint32_t aot_session_profile(const aot_session *session, uint64_t *out_ns, uint32_t count, uint32_t *out_program) {
+    return session->profile(out_ns, count, out_program);
+}
+
+}  // extern "C"

@@ -1,0 +1,165 @@
+#include "guards.h"
+
+#include <cstdio>
+
+#include "dims.h"
+#include "tensor.h"
+
+namespace aot {
+
+using namespace format;
+
+namespace {
+
+Failure guard(const char *what, const char *name, const char *hint, const char *message) {
+    char where[160];
+    snprintf(where, sizeof where, "%s '%.120s'", what, name);
+    return Failure(AOT_ERROR_GUARD, where, hint, "%s", message);
+}
+
+#define AOT_GUARD(hint, ...)                                   \
+    do {                                                       \
+        char message_[400];                                    \
+        snprintf(message_, sizeof message_, __VA_ARGS__);      \
+        throw guard(what, name, hint, message_);               \
+    } while (0)
+
+void shape_text(const Model &model, const PortEntry &port, char *to, size_t size) {
+    size_t at = 0;
+    to[0] = 0;
+    for (uint32_t axis = 0; axis < port.shape.count && at + 1 < size; ++axis) {
+        const DimEntry &dim = model.artifact.dims[static_cast<size_t>(model.artifact.integer(port.shape.first + axis))];
+        int n = snprintf(to + at, size - at, "%s%s", axis ? ", " : "", model.artifact.text(dim.text));
+        at += n > 0 ? static_cast<size_t>(n) : 0;
+    }
+}
+
+void check_layout(const Model &model, const char *what, const PortEntry &port, const aot_tensor &tensor) {
+    const char *name = model.artifact.text(port.name);
+    const DType &dtype = *find_dtype(port.dtype);
+    if (tensor.device_type != 1) {
+        AOT_GUARD("Copy the tensor to the CPU.", "expected a tensor in CPU memory, got DLPack device type %d", tensor.device_type);
+    }
+    if (!same_dtype(tensor, port.dtype)) {
+        AOT_GUARD("Convert the array to that element type.", "expected element type %s, got %s", dtype.name,
+                  dtype_name(tensor));
+    }
+    if (tensor.rank != static_cast<int32_t>(port.shape.count)) {
+        char expected[200];
+        shape_text(model, port, expected, sizeof expected);
+        AOT_GUARD("Add or remove dimensions.", "expected %u dimensions [%s], got %d", port.shape.count, expected,
+                  tensor.rank);
+    }
+    if (tensor.rank && !tensor.shape) AOT_GUARD("", "the tensor has no shape");
+    int64_t bytes = item_bytes(dtype);
+    for (int32_t axis = 0; axis < tensor.rank; ++axis) {
+        if (tensor.shape[axis] < 0 || !checked_mul(bytes, tensor.shape[axis], &bytes)) {
+            AOT_GUARD("", "dimension %d has the impossible extent %lld", axis, static_cast<long long>(tensor.shape[axis]));
+        }
+    }
+    if (!is_dense(tensor)) {
+        int64_t expected = 1;
+        for (int32_t axis = tensor.rank; axis-- > 0;) {
+            if (tensor.shape[axis] != 1 && tensor.strides[axis] != expected) {
+                AOT_GUARD("Make the array contiguous first.",
+                          "expected row-major elements without gaps: dimension %d should have stride %lld, got %lld", axis,
+                          static_cast<long long>(expected), static_cast<long long>(tensor.strides[axis]));
+            }
+            expected *= tensor.shape[axis];
+        }
+    }
+}
+
+void check_data(const Model &model, const char *what, const PortEntry &port, const aot_tensor &tensor) {
+    const char *name = model.artifact.text(port.name);
+    for (int32_t axis = 0; axis < tensor.rank; ++axis) {
+        if (tensor.shape[axis] == 0) return;
+    }
+    if (!tensor.data) AOT_GUARD("", "the tensor has no data (NULL)");
+    const uint32_t unit = item_bytes(*find_dtype(port.dtype));
+    if (reinterpret_cast<uintptr_t>(data_of(tensor)) % unit) {
+        AOT_GUARD("Copy the data to an aligned address.", "expected data aligned to %u bytes, got address %p", unit,
+                  static_cast<const void *>(data_of(tensor)));
+    }
+}
+
+}  // namespace
+
+void check_inputs(const Model &model, const aot_tensor *const *inputs, uint32_t count) {
+    if (count != model.input_count() || (count && !inputs)) {
+        throw Failure(AOT_ERROR_ARGUMENT, model.name.c_str(), "Give every input, in the order of the model.",
+                      "expected %u inputs, got %u", model.input_count(), inputs ? count : 0);
+    }
+    for (uint32_t i = 0; i < count; ++i) {
+        const PortEntry &port = model.input(i);
+        const char *what = "input", *name = model.artifact.text(port.name);
+        if (!inputs[i]) AOT_GUARD("Give every input.", "the input is missing");
+        check_layout(model, what, port, *inputs[i]);
+        check_data(model, what, port, *inputs[i]);
+    }
+}
+
+bool bind_symbols(const Model &model, const Variant &variant, const aot_tensor *const *inputs, int64_t *symbols,
+                  Failure *failure) {
+    const Artifact &a = model.artifact;
+    const ProgramEntry &p = *variant.entry;
+    const char *what = "input";
+    for (uint32_t i = 0; i < p.guards.count; ++i) {
+        const GuardEntry &rule = a.guards[p.guards.first + i];
+        const int64_t extent = inputs[rule.port]->shape[rule.axis];
+        const PortEntry &port = a.ports[p.inputs.first + rule.port];
+        const DimEntry &dim = a.dims[static_cast<size_t>(a.integer(port.shape.first + rule.axis))];
+        const char *name = a.text(port.name);
+        char message[400];
+        const char *hint = "Reshape or pad the input, or build the artifact for this size.";
+        if (rule.kind == guard_kind::BIND) {
+            const bool fits = extent >= rule.lo && (rule.hi == 0 || extent <= rule.hi) && extent % rule.divisor == 0;
+            if (fits) {
+                symbols[rule.symbol] = extent;
+                continue;
+            }
+            if (rule.hi && (extent < rule.lo || extent > rule.hi)) {
+                snprintf(message, sizeof message, "dimension %u (%s): expected %lld to %lld, got %lld", rule.axis,
+                         a.text(dim.text), static_cast<long long>(rule.lo), static_cast<long long>(rule.hi),
+                         static_cast<long long>(extent));
+            } else if (extent < rule.lo) {
+                snprintf(message, sizeof message, "dimension %u (%s): expected at least %lld, got %lld", rule.axis,
+                         a.text(dim.text), static_cast<long long>(rule.lo), static_cast<long long>(extent));
+            } else {
+                snprintf(message, sizeof message, "dimension %u (%s): expected a multiple of %lld, got %lld", rule.axis,
+                         a.text(dim.text), static_cast<long long>(rule.divisor), static_cast<long long>(extent));
+            }
+        } else {
+            const DimEntry &wanted = a.dims[rule.expected];
+            int64_t expected = 0;
+            const bool known = evaluate_dim(a.dim_code.data() + wanted.code.first, wanted.code.count, symbols, &expected);
+            if (known && extent == expected) continue;
+            const bool constant = wanted.code.count == 1 && a.dim_code[wanted.code.first].op == dim_op::CONSTANT;
+            if (constant) {
+                snprintf(message, sizeof message, "dimension %u: expected %lld, got %lld", rule.axis,
+                         static_cast<long long>(expected), static_cast<long long>(extent));
+            } else {
+                snprintf(message, sizeof message, "dimension %u: expected %s = %lld, as other inputs say, got %lld",
+                         rule.axis, a.text(wanted.text), static_cast<long long>(expected), static_cast<long long>(extent));
+            }
+        }
+        *failure = guard(what, name, hint, message);
+        return false;
+    }
+    return true;
+}
+
+void check_tensor(const Model &model, const char *what, const PortEntry &port, const aot_tensor &tensor,
+                  const int64_t *shape) {
+    check_layout(model, what, port, tensor);
+    const char *name = model.artifact.text(port.name);
+    for (int32_t axis = 0; axis < tensor.rank; ++axis) {
+        if (tensor.shape[axis] != shape[axis]) {
+            AOT_GUARD("Give a tensor of the expected shape.", "dimension %d: expected %lld, got %lld", axis,
+                      static_cast<long long>(shape[axis]), static_cast<long long>(tensor.shape[axis]));
+        }
+    }
+    check_data(model, what, port, tensor);
+}
+
+}  // namespace aot

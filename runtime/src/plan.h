@@ -1,0 +1,50 @@
+// A program with concrete shapes: every size, offset and argument as a number.
+#pragma once
+
+#include "model.h"
+
+namespace aot {
+
+// One launch, ready: `buffers` and `dims` point into the plan.
+struct PlannedStep {
+    Kernel kernel;
+    void **buffers;
+    const int64_t *dims;
+    bool barrier;
+};
+
+// A pointer of a step that depends on something outside the plan.
+struct Patch {
+    void **pointer;
+    uint32_t index;   // of the input or output
+    int64_t offset_bytes;
+};
+
+struct Plan {
+    Plan(const Memory &memory)
+        : symbols(Allocator<int64_t>(memory)), steps(Allocator<PlannedStep>(memory)),
+          pointers(Allocator<void *>(memory)), dims(Allocator<int64_t>(memory)), inputs(Allocator<Patch>(memory)),
+          outputs(Allocator<Patch>(memory)), arena(Allocator<Patch>(memory)), shapes(Allocator<int64_t>(memory)),
+          shape_of_port(Allocator<const int64_t *>(memory)), port_bytes(Allocator<int64_t>(memory)) {}
+
+    uint32_t variant = 0;
+    Vector<int64_t> symbols;
+    Vector<PlannedStep> steps;
+    Vector<void *> pointers;
+    Vector<int64_t> dims;
+    Vector<Patch> inputs, outputs, arena;
+    Vector<int64_t> shapes;
+    Vector<const int64_t *> shape_of_port;  // inputs, then outputs
+    Vector<int64_t> port_bytes;
+    size_t arena_bytes = 0;
+    size_t scratch_bytes = 0;  // of one thread
+    const uint8_t *arena_base = nullptr;
+    uint64_t last_use = 0;
+
+    size_t held_bytes() const;
+};
+
+// Evaluates a program of the model for values of its symbols. Throws a Failure on overflow or impossible sizes.
+Plan make_plan(const Model &model, const Memory &memory, uint32_t variant, const int64_t *symbols);
+
+}  // namespace aot

@@ -1,0 +1,290 @@
+#include "session.h"
+
+#include <cstdio>
+#include <ctime>
+
+#include "cpu.h"
+#include "guards.h"
+#include "tensor.h"
+
+namespace aot {
+
+using namespace format;
+
+namespace {
+
+uint64_t now_ns() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
+}
+
+}  // namespace
+
+Session::Session(const Model &model, const aot_session_options &options)
+    : model_(model), memory_(options.allocator), thread_count_(options.thread_count),
+      plan_limit_(options.plan_cache_size ? options.plan_cache_size : 8),
+      profiling_(options.flags & AOT_SESSION_PROFILE), plans_(Allocator<Plan>(memory_)),
+      symbols_(Allocator<int64_t>(memory_)), output_data_(Allocator<uint8_t *>(memory_)),
+      own_outputs_(Allocator<Block>(memory_)), step_ns_(Allocator<uint64_t>(memory_)) {
+    pool_ = reinterpret_cast<Pool *>(options.pool);
+    if (thread_count_ == 0) thread_count_ = pool_ ? pool_->thread_count() : default_thread_count();
+    if (pool_ && thread_count_ > pool_->thread_count()) thread_count_ = pool_->thread_count();
+    if (thread_count_ > 1023) thread_count_ = 1023;
+    if (thread_count_ > 1 && !pool_) {
+        pool_ = &Pool::process();
+        pool_->grow(thread_count_);
+    }
+    size_t most = 0;
+    for (const Variant &variant : model.variants) {
+        if (variant.entry->symbols.count > most) most = variant.entry->symbols.count;
+    }
+    symbols_.resize(most + 1);
+    if (plan_limit_ > 4096) plan_limit_ = 4096;
+    plans_.reserve(plan_limit_);
+    output_data_.resize(model.output_count());
+    own_outputs_.resize(model.output_count());
+}
+
+Plan &Session::find_plan(uint32_t variant, const int64_t *symbols) {
+    const size_t count = model_.variants[variant].entry->symbols.count;
+    Plan *oldest = nullptr;
+    for (Plan &plan : plans_) {
+        if (plan.variant == variant && (count == 0 || memcmp(plan.symbols.data(), symbols, count * sizeof *symbols) == 0)) {
+            plan.last_use = ++clock_;
+            grow(plan);
+            return plan;
+        }
+        if (!oldest || plan.last_use < oldest->last_use) oldest = &plan;
+    }
+    Plan made = make_plan(model_, memory_, variant, symbols);
+    made.last_use = ++clock_;
+    grow(made);
+    if (profiling_ && step_ns_.size() < made.steps.size()) step_ns_.resize(made.steps.size());
+    if (plans_.size() < plan_limit_) {
+        plans_.push_back(std::move(made));
+        return plans_.back();
+    }
+    if (last_plan_ == oldest) last_plan_ = nullptr;
+    *oldest = std::move(made);
+    return *oldest;
+}
+
+void Session::grow(const Plan &plan) {
+    if (plan.arena_bytes > arena_.bytes()) {
+        // The old arena goes first: its bytes are of no use, and two would double the peak.
+        arena_ = Block();
+        arena_ = Block(memory_, plan.arena_bytes, 64);
+    }
+    const size_t scratch = plan.scratch_bytes * thread_count_;
+    if (scratch > scratch_.bytes()) {
+        scratch_ = Block();
+        scratch_ = Block(memory_, scratch, 128);
+    }
+}
+
+Plan &Session::plan_for_inputs(const aot_tensor *const *inputs, uint32_t input_count) {
+    last_plan_ = nullptr;
+    check_inputs(model_, inputs, input_count);
+    Failure failure;
+    for (uint32_t variant = 0; variant < model_.variants.size(); ++variant) {
+        if (!bind_symbols(model_, model_.variants[variant], inputs, symbols_.data(), &failure)) continue;
+        Plan &plan = find_plan(variant, symbols_.data());
+        for (uint32_t i = 0; i < input_count; ++i) {
+            const int64_t *shape = plan.shape_of_port[i];
+            const PortEntry &port = model_.input(i);
+            if (port.shape.count && memcmp(inputs[i]->shape, shape, port.shape.count * sizeof *shape) != 0) {
+                check_tensor(model_, "input", port, *inputs[i], shape);
+            }
+        }
+        return plan;
+    }
+    throw failure;
+}
+
+void Session::prepare(const aot_tensor *const *inputs, uint32_t input_count) {
+    Plan &plan = plan_for_inputs(inputs, input_count);
+    for (uint8_t *&data : output_data_) data = nullptr;
+    last_plan_ = &plan;
+}
+
+void Session::reserve(const aot_dim_value *dims, uint32_t count) {
+    for (uint32_t variant = 0; variant < model_.variants.size(); ++variant) {
+        const Run symbols = model_.variants[variant].entry->symbols;
+        bool fits = true;
+        for (uint32_t i = 0; i < symbols.count; ++i) {
+            const SymbolEntry &symbol = model_.artifact.symbols[symbols.first + i];
+            const char *name = model_.artifact.text(symbol.name);
+            const aot_dim_value *found = nullptr;
+            for (uint32_t j = 0; j < count; ++j) {
+                if (dims[j].name && strcmp(dims[j].name, name) == 0) found = &dims[j];
+            }
+            if (!found) {
+                throw Failure(AOT_ERROR_ARGUMENT, name, "Give a value for every symbol of the model.",
+                              "no value was given for this dimension");
+            }
+            const bool inside = found->value >= symbol.lo && found->value % symbol.divisor == 0 &&
+                                (!(symbol.flags & symbol_flag::HAS_HI) || found->value <= symbol.hi);
+            if (!inside && variant + 1 == model_.variants.size()) {
+                throw Failure(AOT_ERROR_GUARD, name, "Use a value that the artifact was built for.",
+                              "%lld is outside what this dimension allows", static_cast<long long>(found->value));
+            }
+            fits = fits && inside;
+            symbols_[i] = found->value;
+        }
+        if (fits) find_plan(variant, symbols_.data());
+    }
+}
+
+void Session::bind_outputs(const Plan &plan, const aot_tensor *const *inputs, const aot_tensor *const *outputs,
+                           const aot_run_options &options) {
+    const uint32_t input_count = model_.input_count();
+    for (uint32_t i = 0; i < model_.output_count(); ++i) {
+        const PortEntry &port = model_.output(i);
+        const int64_t *shape = plan.shape_of_port[input_count + i];
+        const size_t bytes = static_cast<size_t>(plan.port_bytes[input_count + i]);
+        const aot_tensor *given = outputs ? outputs[i] : nullptr;
+        if (given && (given->data || bytes == 0)) {
+            check_tensor(model_, "output", port, *given, shape);
+            output_data_[i] = given->data ? data_of(*given) : nullptr;
+        } else if (options.allocate_output) {
+            const DType &dtype = *find_dtype(port.dtype);
+            const aot_tensor tensor{nullptr, 1, 0, static_cast<int32_t>(port.shape.count), dtype.dlpack_code,
+                                    dtype.dlpack_bits, 1, shape, nullptr, 0};
+            output_data_[i] = static_cast<uint8_t *>(options.allocate_output(options.user, i, &tensor, bytes));
+            if (!output_data_[i] && bytes) throw std::bad_alloc();
+        } else {
+            if (own_outputs_[i].bytes() < bytes) own_outputs_[i] = Block(memory_, bytes, 64);
+            output_data_[i] = own_outputs_[i].data();
+        }
+    }
+    check_overlap(plan, inputs);
+}
+
+void Session::check_overlap(const Plan &plan, const aot_tensor *const *inputs) const {
+    const Artifact &a = model_.artifact;
+    const Run state = model_.variants[plan.variant].entry->state;
+    const uint32_t input_count = model_.input_count();
+    for (uint32_t i = 0; i < model_.output_count(); ++i) {
+        const uintptr_t start = reinterpret_cast<uintptr_t>(output_data_[i]);
+        const uintptr_t end = start + static_cast<size_t>(plan.port_bytes[input_count + i]);
+        if (start == end) continue;
+        for (uint32_t other = 0; other < input_count + i; ++other) {
+            const bool is_input = other < input_count;
+            const uintptr_t from = is_input ? reinterpret_cast<uintptr_t>(data_of(*inputs[other]))
+                                            : reinterpret_cast<uintptr_t>(output_data_[other - input_count]);
+            const uintptr_t to = from + static_cast<size_t>(plan.port_bytes[other]);
+            if (from >= end || start >= to || from == to) continue;
+            bool paired = false;
+            for (uint32_t pair = 0; is_input && pair < state.count; pair += 2) {
+                paired = paired || (a.integer(state.first + pair) == other && a.integer(state.first + pair + 1) == i &&
+                                    from == start);
+            }
+            if (paired) continue;
+            char where[160];
+            snprintf(where, sizeof where, "output '%.120s'", a.text(model_.output(i).name));
+            throw Failure(AOT_ERROR_GUARD, where, "Give the output memory of its own.",
+                          "its memory overlaps that of %s '%.200s'", is_input ? "input" : "output",
+                          a.text(is_input ? model_.input(other).name : model_.output(other - input_count).name));
+        }
+    }
+}
+
+void Session::patch(Plan &plan, const aot_tensor *const *inputs) {
+    for (const Patch &p : plan.inputs) *p.pointer = data_of(*inputs[p.index]) + p.offset_bytes;
+    for (const Patch &p : plan.outputs) *p.pointer = output_data_[p.index] + p.offset_bytes;
+    if (plan.arena_base != arena_.data()) {
+        for (const Patch &p : plan.arena) *p.pointer = arena_.data() + p.offset_bytes;
+        plan.arena_base = arena_.data();
+    }
+}
+
+// What the threads of one run share.
+struct Session::Job {
+    Session *session;
+    const Plan *plan;
+    const volatile int32_t *cancel;
+    uint64_t deadline_ns;
+    bool stop;  // written only by the last thread at a barrier, so that all threads leave at the same step
+    uint64_t mark_ns;
+
+    void look() {
+        if ((cancel && *cancel) || (deadline_ns && now_ns() >= deadline_ns)) stop = true;
+    }
+};
+
+void Session::work(void *context, uint32_t thread) {
+    Job &job = *static_cast<Job *>(context);
+    Session &session = *job.session;
+    const Plan &plan = *job.plan;
+    const uint32_t threads = session.thread_count_;
+    aot_kernel_args arguments{nullptr, nullptr, session.scratch_.data() + thread * plan.scratch_bytes,
+                              static_cast<int32_t>(thread), static_cast<int32_t>(threads)};
+    const size_t count = plan.steps.size();
+    for (size_t i = 0; i < count; ++i) {
+        const PlannedStep &step = plan.steps[i];
+        arguments.buffers = step.buffers;
+        arguments.dims = step.dims;
+        step.kernel(&arguments);
+        if (!step.barrier && !session.profiling_) continue;
+        auto last = [&] {
+            job.look();
+            if (session.profiling_) {
+                const uint64_t now = now_ns();
+                session.step_ns_[i] = now - job.mark_ns;
+                job.mark_ns = now;
+            }
+        };
+        if (threads == 1) last();
+        else session.barrier_.wait(threads, last);
+        if (job.stop && i + 1 < count) return;
+    }
+}
+
+void Session::run(const aot_tensor *const *inputs, uint32_t input_count, const aot_tensor *const *outputs,
+                  uint32_t output_count, const aot_run_options &options) {
+    if (outputs && output_count != model_.output_count()) {
+        throw Failure(AOT_ERROR_ARGUMENT, model_.name.c_str(), "Give an entry for every output; entries may be NULL.",
+                      "expected %u outputs, got %u", model_.output_count(), output_count);
+    }
+    Plan &plan = plan_for_inputs(inputs, input_count);
+    bind_outputs(plan, inputs, outputs, options);
+    patch(plan, inputs);
+    Job job{this, &plan, options.cancel, options.deadline_ns, false, profiling_ ? now_ns() : 0};
+    job.look();
+    if (!job.stop) {
+        if (thread_count_ == 1) work(&job, 0);
+        else pool_->run(work, &job, thread_count_);
+    }
+    if (job.stop) {
+        throw Failure(AOT_ERROR_CANCELLED, model_.name.c_str(), "Outputs hold nothing of use.",
+                      "the run was stopped by %s", options.cancel && *options.cancel ? "its cancel flag" : "its deadline");
+    }
+    last_plan_ = &plan;
+}
+
+bool Session::output(uint32_t index, aot_tensor *out) const {
+    if (!last_plan_ || index >= model_.output_count()) return false;
+    const PortEntry &port = model_.output(index);
+    const DType &dtype = *find_dtype(port.dtype);
+    *out = aot_tensor{output_data_[index], 1, 0, static_cast<int32_t>(port.shape.count), dtype.dlpack_code,
+                      dtype.dlpack_bits, 1, last_plan_->shape_of_port[model_.input_count() + index], nullptr, 0};
+    return true;
+}
+
+uint64_t Session::memory_bytes() const {
+    uint64_t total = arena_.bytes() + scratch_.bytes() + plans_.capacity() * sizeof(Plan);
+    for (const Plan &plan : plans_) total += plan.held_bytes();
+    for (const Block &block : own_outputs_) total += block.bytes();
+    return total;
+}
+
+uint32_t Session::profile(uint64_t *out_ns, uint32_t count, uint32_t *out_program) const {
+    if (!profiling_ || !last_plan_) return 0;
+    const uint32_t steps = static_cast<uint32_t>(last_plan_->steps.size());
+    for (uint32_t i = 0; out_ns && i < steps && i < count; ++i) out_ns[i] = step_ns_[i];
+    if (out_program) *out_program = model_.variants[last_plan_->variant].program;
+    return steps;
+}
+
+}  // namespace aot

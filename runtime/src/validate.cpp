@@ -1,0 +1,276 @@
+#include "validate.h"
+
+#include "dims.h"
+
+namespace aot {
+
+using namespace format;
+
+namespace {
+
+// The generated `visit` calls one of these per field: every reference stays inside its section.
+struct Fields {
+    const Artifact &artifact;
+    const char *file;
+    const Offsets &offsets;
+    uint32_t kind = 0;
+    size_t record = 0;
+
+    [[noreturn]] void fail(const char *field, const char *what) const {
+        throw damaged(file, section_name(kind), offsets.section[kind], "record %zu: %s %s", record, field, what);
+    }
+    void string(const char *field, uint32_t offset) const {
+        if (offset >= artifact.strings.size()) fail(field, "is outside the strings");
+    }
+    void dim(const char *field, uint32_t index) const {
+        if (index >= artifact.dims.size()) fail(field, "is not a dimension");
+    }
+    void zero(const char *field, uint64_t value) const {
+        if (value) fail(field, "is not zero");
+    }
+    void run(const char *field, Run r, uint32_t section) const {
+        if (uint64_t{r.first} + r.count > count(section)) fail(field, "is outside its section");
+    }
+    void integers(const char *field, Run r) const { run(field, r, section::INTEGERS); }
+    void strings(const char *field, Run r) const {
+        integers(field, r);
+        for (uint32_t i = 0; i < r.count; ++i) {
+            const int64_t value = artifact.integer(r.first + i);
+            if (value < 0 || value >= static_cast<int64_t>(artifact.strings.size())) fail(field, "is outside the strings");
+        }
+    }
+    void dims(const char *field, Run r) const {
+        integers(field, r);
+        for (uint32_t i = 0; i < r.count; ++i) {
+            const int64_t value = artifact.integer(r.first + i);
+            if (value < 0 || value >= static_cast<int64_t>(artifact.dims.size())) fail(field, "is not a dimension");
+        }
+    }
+    size_t count(uint32_t section) const {
+        switch (section) {
+            case section::INTEGERS: return artifact.integers.size();
+            case section::DIM_CODE: return artifact.dim_code.size();
+            case section::DIMS: return artifact.dims.size();
+            case section::SYMBOLS: return artifact.symbols.size();
+            case section::PORTS: return artifact.ports.size();
+            case section::GUARDS: return artifact.guards.size();
+            case section::SOURCES: return artifact.sources.size();
+            case section::RECIPES: return artifact.recipes.size();
+            case section::CONSTANTS: return artifact.constants.size();
+            case section::BUFFERS: return artifact.buffers.size();
+            case section::KERNELS: return artifact.kernels.size();
+            case section::ARGUMENTS: return artifact.arguments.size();
+            case section::STEPS: return artifact.steps.size();
+            default: return 0;
+        }
+    }
+};
+
+template <class T> void visit_all(const Vector<T> &records, Fields &fields) {
+    fields.kind = section_of(static_cast<const T *>(nullptr));
+    for (fields.record = 0; fields.record < records.size(); ++fields.record) visit(records[fields.record], fields);
+}
+
+// The rules within one program.
+class ProgramRules {
+public:
+    ProgramRules(const Artifact &artifact, const ProgramEntry &program, const char *file, const Offsets &offsets)
+        : a_(artifact), p_(program), file_(file), offsets_(offsets),
+          bound_(program.symbols.count, 0, Allocator<uint8_t>(artifact.memory)) {}
+
+    void check() {
+        guards();
+        for (size_t i = 0; i < bound_.size(); ++i) {
+            if (!bound_[i]) fail(section::SYMBOLS, i, "no input gives this symbol its value");
+        }
+        ports(p_.inputs);
+        dims_of_ports(p_.inputs);
+        ports(p_.outputs);
+        dims_of_ports(p_.outputs);
+        state();
+        sources();
+        constants();
+        buffers();
+        steps();
+        dim(section::PROGRAMS, 0, p_.peak_bytes);
+        dim(section::PROGRAMS, 0, p_.lower_bound_bytes);
+        if (p_.weights > weights_mode::NONE) fail(section::PROGRAMS, 0, "unknown weights mode");
+        if (p_.code_offset > a_.code.size() || p_.code_bytes > a_.code.size() - p_.code_offset) {
+            fail(section::PROGRAMS, 0, "the code is outside its section");
+        }
+    }
+
+private:
+    [[noreturn]] void fail(uint32_t kind, size_t record, const char *what) const {
+        throw damaged(file_, section_name(kind), offsets_.section[kind], "record %zu: %s", record, what);
+    }
+
+    // Only symbols that an earlier guard has bound may be used.
+    void dim(uint32_t kind, size_t record, uint32_t index) const {
+        const Run code = a_.dims[index].code;
+        for (uint32_t i = 0; i < code.count; ++i) {
+            const DimCode &instruction = a_.dim_code[code.first + i];
+            if (instruction.op != dim_op::SYMBOL) continue;
+            if (instruction.symbol >= bound_.size() || !bound_[instruction.symbol]) {
+                fail(kind, record, "a dimension uses a symbol without a value");
+            }
+        }
+    }
+    void dim_run(uint32_t kind, size_t record, Run run) const {
+        for (uint32_t i = 0; i < run.count; ++i) dim(kind, record, static_cast<uint32_t>(a_.integer(run.first + i)));
+    }
+
+    void ports(Run run) const {
+        for (uint32_t i = 0; i < run.count; ++i) {
+            const PortEntry &port = a_.ports[run.first + i];
+            if (!find_dtype(port.dtype)) fail(section::PORTS, run.first + i, "unknown element type");
+            if (port.shape.count > kMaxRank) fail(section::PORTS, run.first + i, "too many dimensions");
+        }
+    }
+    void dims_of_ports(Run run) const {
+        for (uint32_t i = 0; i < run.count; ++i) dim_run(section::PORTS, run.first + i, a_.ports[run.first + i].shape);
+    }
+
+    void guards() {
+        for (uint32_t i = 0; i < p_.guards.count; ++i) {
+            const size_t record = p_.guards.first + i;
+            const GuardEntry &guard = a_.guards[record];
+            if (guard.port >= p_.inputs.count) fail(section::GUARDS, record, "no such input");
+            if (guard.axis >= a_.ports[p_.inputs.first + guard.port].shape.count) {
+                fail(section::GUARDS, record, "no such axis");
+            }
+            if (guard.divisor < 1) fail(section::GUARDS, record, "the divisor is not positive");
+            if (guard.kind == guard_kind::BIND) {
+                if (guard.symbol >= bound_.size()) fail(section::GUARDS, record, "no such symbol");
+                bound_[guard.symbol] = 1;
+            } else if (guard.kind == guard_kind::EQUAL) {
+                dim(section::GUARDS, record, guard.expected);
+            } else {
+                fail(section::GUARDS, record, "unknown kind");
+            }
+        }
+    }
+
+    void state() const {
+        if (p_.state.count % 2) fail(section::PROGRAMS, 0, "state is not made of pairs");
+        for (uint32_t i = 0; i < p_.state.count; ++i) {
+            const uint32_t limit = i % 2 ? p_.outputs.count : p_.inputs.count;
+            const int64_t value = a_.integer(p_.state.first + i);
+            if (value < 0 || value >= limit) fail(section::PROGRAMS, 0, "state names no input or output");
+        }
+    }
+
+    void sources() const {
+        for (uint32_t i = 0; i < p_.sources.count; ++i) {
+            const SourceEntry &source = a_.sources[p_.sources.first + i];
+            if (shape_bytes(a_, source.shape, source.dtype) != static_cast<int64_t>(source.bytes)) {
+                fail(section::SOURCES, p_.sources.first + i, "bytes do not fit dtype and shape");
+            }
+        }
+    }
+
+    void constants() const {
+        for (uint32_t i = 0; i < p_.constants.count; ++i) {
+            const size_t record = p_.constants.first + i;
+            const ConstantEntry &constant = a_.constants[record];
+            if (shape_bytes(a_, constant.shape, constant.dtype) != static_cast<int64_t>(constant.bytes)) {
+                fail(section::CONSTANTS, record, "bytes do not fit dtype and shape");
+            }
+            if (constant.flags & constant_flag::EMBEDDED) {
+                if (constant.offset > a_.weights.bytes || constant.bytes > a_.weights.bytes - constant.offset ||
+                    constant.offset % kConstantAlignBytes) {
+                    fail(section::CONSTANTS, record, "it is outside the weights, or misaligned");
+                }
+            } else if (p_.weights == weights_mode::EMBEDDED) {
+                fail(section::CONSTANTS, record, "it should be embedded");
+            }
+            for (uint32_t j = 0; j < constant.recipe.count; ++j) recipe(constant.recipe.first + j);
+        }
+    }
+
+    void recipe(size_t record) const {
+        const RecipeEntry &step = a_.recipes[record];
+        if (step.op > recipe_op::WINOGRAD) fail(section::RECIPES, record, "unknown op");
+        if (step.shape.count > kMaxRank) fail(section::RECIPES, record, "too many dimensions");
+        if (step.op == recipe_op::SOURCE) {
+            const int64_t source = step.operands.count == 1 ? a_.integer(step.operands.first) : -1;
+            if (source < 0 || source >= p_.sources.count) fail(section::RECIPES, record, "no such source");
+        }
+    }
+
+    void buffers() const {
+        for (uint32_t i = 0; i < p_.buffers.count; ++i) {
+            const size_t record = p_.buffers.first + i;
+            const BufferEntry &buffer = a_.buffers[record];
+            uint32_t limit = UINT32_MAX;
+            if (buffer.space == space::INPUT) limit = p_.inputs.count;
+            else if (buffer.space == space::OUTPUT) limit = p_.outputs.count;
+            else if (buffer.space == space::CONST) limit = p_.constants.count;
+            else if (buffer.space != space::ARENA) fail(section::BUFFERS, record, "unknown space");
+            if (buffer.space != space::ARENA && buffer.index >= limit) fail(section::BUFFERS, record, "bad index");
+            for (uint32_t j = 0; j < buffer.below.count; ++j) {
+                const int64_t other = a_.integer(buffer.below.first + j);
+                if (other < 0 || other >= i) fail(section::BUFFERS, record, "it lies on a buffer that is not before it");
+            }
+            dim(section::BUFFERS, record, buffer.size_bytes);
+        }
+    }
+
+    void steps() const {
+        for (uint32_t i = 0; i < p_.steps.count; ++i) {
+            const size_t record = p_.steps.first + i;
+            const StepEntry &step = a_.steps[record];
+            if (step.kernel >= p_.kernels.count) fail(section::STEPS, record, "no such kernel");
+            for (uint32_t j = 0; j < step.arguments.count; ++j) {
+                const ArgumentEntry &argument = a_.arguments[step.arguments.first + j];
+                if (argument.buffer >= p_.buffers.count) {
+                    fail(section::ARGUMENTS, step.arguments.first + j, "no such buffer");
+                }
+                dim(section::ARGUMENTS, step.arguments.first + j, argument.offset_bytes);
+            }
+            dim_run(section::STEPS, record, step.dims);
+            dim(section::STEPS, record, step.scratch_bytes);
+            dim(section::STEPS, record, step.flops);
+            dim(section::STEPS, record, step.bytes_moved);
+        }
+    }
+
+    const Artifact &a_;
+    const ProgramEntry &p_;
+    const char *file_;
+    const Offsets &offsets_;
+    Vector<uint8_t> bound_;
+};
+
+}  // namespace
+
+void validate(const Artifact &artifact, const char *file, const Offsets &offsets) {
+    if (artifact.strings.empty() || artifact.strings.back() != 0) {
+        throw damaged(file, "strings", offsets.section[section::STRINGS], "the last string has no end");
+    }
+    Fields fields{artifact, file, offsets};
+    visit_all(artifact.dims, fields);
+    visit_all(artifact.symbols, fields);
+    visit_all(artifact.ports, fields);
+    visit_all(artifact.guards, fields);
+    visit_all(artifact.sources, fields);
+    visit_all(artifact.recipes, fields);
+    visit_all(artifact.constants, fields);
+    visit_all(artifact.buffers, fields);
+    visit_all(artifact.kernels, fields);
+    visit_all(artifact.arguments, fields);
+    visit_all(artifact.steps, fields);
+    visit_all(artifact.programs, fields);
+    for (size_t i = 0; i < artifact.dims.size(); ++i) {
+        const Run code = artifact.dims[i].code;
+        if (const char *what = check_dim_code(artifact.dim_code.data() + code.first, code.count)) {
+            throw damaged(file, "dims", offsets.section[section::DIMS], "record %zu: %s", i, what);
+        }
+    }
+    if (artifact.programs.empty()) {
+        throw damaged(file, "programs", offsets.section[section::PROGRAMS], "there is no program");
+    }
+    for (const ProgramEntry &program : artifact.programs) ProgramRules(artifact, program, file, offsets).check();
+}
+
+}  // namespace aot

@@ -1,0 +1,232 @@
+#include "weights.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "sha256.h"
+#include "tensor.h"
+
+namespace aot {
+
+using namespace format;
+
+namespace {
+
+constexpr size_t kWindowBytes = 8 * kTreeChunkBytes;  // stays in the second-level cache between hashing and copying
+
+struct Range {
+    uint64_t offset;  // in the section
+    uint64_t bytes;
+    size_t place;  // in the block
+};
+
+class Sources final : public SourceWeights {
+public:
+    Sources(const Artifact &artifact, const ProgramEntry &program, const ByteSource &source,
+            const WeightOptions &options)
+        : a_(artifact), p_(program), options_(options), file_(source.name()), held_(Allocator<uint8_t>(artifact.memory)) {
+        if (p_.weights != weights_mode::EXTERNAL) return;
+        std::string path;
+        if (options.external_path) {
+            path = options.external_path;
+        } else if (*source.name()) {
+            const char *name = a_.text(p_.external_file);
+            if (!*name || strchr(name, '/')) throw damaged(file_, "programs", 0, "a bad name of the weights file");
+            path = source.name();
+            const size_t slash = path.rfind('/');
+            path = (slash == std::string::npos ? "" : path.substr(0, slash + 1)) + name;
+        } else {
+            return;
+        }
+        external_ = std::make_unique<ByteSource>(path.c_str());
+    }
+
+    const uint8_t *bytes(uint32_t index) override {
+        const SourceEntry &source = a_.sources[p_.sources.first + index];
+        const char *name = a_.text(source.name);
+        const uint8_t *data = given(source, name);
+        if (!data && external_) {
+            if (source.external_offset > external_->size() || source.bytes > external_->size() - source.external_offset) {
+                throw Failure(AOT_ERROR_WEIGHTS, external_->name(), "Use the weights file that was built with the artifact.",
+                              "the file is too short for weight %s", name);
+            }
+            held_.resize(static_cast<size_t>(source.bytes));
+            external_->read(source.external_offset, held_.data(), held_.size());
+            data = held_.data();
+        }
+        if (!data) {
+            throw Failure(AOT_ERROR_WEIGHTS, name, "Give the model's weights by name when loading.",
+                          "the artifact was built without weights, and this one was not given");
+        }
+        if (!(options_.flags & AOT_LOAD_ANY_WEIGHTS)) {
+            Digest digest = sha256(data, static_cast<size_t>(source.bytes));
+            if (memcmp(digest.bytes, source.sha256, sizeof digest.bytes) != 0) {
+                throw Failure(AOT_ERROR_WEIGHTS, name,
+                              "Give the weights that the artifact was built from, or allow others when loading.",
+                              "the values differ from those of the build");
+            }
+        }
+        return data;
+    }
+
+private:
+    const uint8_t *given(const SourceEntry &source, const char *name) const {
+        for (uint32_t i = 0; i < options_.given_count; ++i) {
+            const aot_named_tensor &item = options_.given[i];
+            if (!item.name || !item.tensor || strcmp(item.name, name) != 0) continue;
+            const aot_tensor &tensor = *item.tensor;
+            char expected[160], found[160];
+            int64_t shape[kMaxRank];
+            if (source.shape.count > kMaxRank) throw damaged(file_, "sources", 0, "too many dimensions");
+            for (uint32_t axis = 0; axis < source.shape.count; ++axis) shape[axis] = a_.integer(source.shape.first + axis);
+            bool fits = same_dtype(tensor, source.dtype) && tensor.rank == static_cast<int32_t>(source.shape.count);
+            for (uint32_t axis = 0; fits && axis < source.shape.count; ++axis) fits = tensor.shape[axis] == shape[axis];
+            if (!fits || !is_dense(tensor) || (source.bytes && !tensor.data)) {
+                describe(find_dtype(source.dtype)->name, shape, source.shape.count, expected, sizeof expected);
+                describe(tensor, found, sizeof found);
+                throw Failure(AOT_ERROR_WEIGHTS, name, "Give the weight as the model has it, row-major.",
+                              "expected a row-major weight %s, got %s%s", expected, found, fits ? ", not row-major" : "");
+            }
+            return static_cast<const uint8_t *>(tensor.data) + tensor.byte_offset;
+        }
+        return nullptr;
+    }
+
+    const Artifact &a_;
+    const ProgramEntry &p_;
+    const WeightOptions &options_;
+    const char *file_;
+    Vector<uint8_t> held_;
+    std::unique_ptr<ByteSource> external_;
+};
+
+class Loader {
+public:
+    Loader(const Artifact &artifact, const Vector<uint32_t> &programs, const ByteSource &source,
+           const WeightOptions &options, Weights &out)
+        : a_(artifact), programs_(programs), source_(source), options_(options), out_(out),
+          ranges_(Allocator<Range>(artifact.memory)) {}
+
+    void load() {
+        const bool map = options_.flags & AOT_LOAD_MAP_WEIGHTS;
+        size_t total = map ? 0 : place_embedded();
+        const size_t made = total;
+        for (uint32_t number : programs_) {
+            for_constants(number, [&](const ConstantEntry &constant, uint32_t) {
+                if (constant.flags & constant_flag::EMBEDDED) return;
+                if (constant.bytes > SIZE_MAX / 4 || total > SIZE_MAX / 4) throw std::bad_alloc();
+                total = round_up(total, kConstantAlignBytes) + static_cast<size_t>(constant.bytes);
+            });
+        }
+        if (total) out_.block = Block(a_.memory, total, total >= (size_t{2} << 20) ? size_t{2} << 20 : 64);
+        if (map) out_.mapping = source_.map();
+        hash_and_copy();
+        out_.bytes = total + (map ? a_.weights.bytes : 0);
+        point_and_make(made);
+    }
+
+private:
+    template <class F> void for_constants(uint32_t program, F &&f) {
+        const Run run = a_.programs[program].constants;
+        for (uint32_t i = 0; i < run.count; ++i) f(a_.constants[run.first + i], i);
+    }
+
+    // Gives every used range of the section a place in the block.
+    size_t place_embedded() {
+        for (uint32_t number : programs_) {
+            for_constants(number, [&](const ConstantEntry &constant, uint32_t) {
+                if (constant.flags & constant_flag::EMBEDDED) ranges_.push_back({constant.offset, constant.bytes, 0});
+            });
+        }
+        auto less = [](const Range &x, const Range &y) {
+            return x.offset != y.offset ? x.offset < y.offset : x.bytes < y.bytes;
+        };
+        auto same = [](const Range &x, const Range &y) { return x.offset == y.offset && x.bytes == y.bytes; };
+        std::sort(ranges_.begin(), ranges_.end(), less);
+        ranges_.erase(std::unique(ranges_.begin(), ranges_.end(), same), ranges_.end());
+        size_t total = 0;
+        uint64_t end = 0;
+        for (Range &range : ranges_) {
+            // Overlapping constants would make the block larger than the file.
+            if (range.bytes && range.offset < end) throw damaged(source_.name(), "constants", a_.weights.offset, "constants overlap");
+            end = range.offset + range.bytes;
+            total = round_up(total, kConstantAlignBytes);
+            range.place = total;
+            total += static_cast<size_t>(range.bytes);
+        }
+        return total;
+    }
+
+    void hash_and_copy() {
+        const uint64_t bytes = a_.weights.bytes;
+        Vector<uint8_t> window{Allocator<uint8_t>(a_.memory)};
+        if (!out_.mapping) window.resize(bytes < kWindowBytes ? static_cast<size_t>(bytes) : kWindowBytes);
+        const bool tree = a_.weights.flags & section_flag::TREE;
+        Digest leaves[8];
+        Sha256 hash;
+        for (uint64_t at = 0; at < bytes; at += kWindowBytes) {
+            const size_t part = bytes - at < kWindowBytes ? static_cast<size_t>(bytes - at) : kWindowBytes;
+            const uint8_t *data = window.data();
+            if (out_.mapping) data = out_.mapping.get() + a_.weights.offset + at;
+            else source_.read(a_.weights.offset + at, window.data(), part);
+            if (tree) {
+                hash_chunks(data, part, leaves);
+                hash.add(leaves, (part + kTreeChunkBytes - 1) / kTreeChunkBytes * sizeof(Digest));
+            } else {
+                hash.add(data, part);
+            }
+            for (const Range &range : ranges_) {
+                const uint64_t from = std::max(range.offset, at), to = std::min(range.offset + range.bytes, at + part);
+                if (from < to) {
+                    memcpy(out_.block.data() + range.place + (from - range.offset), data + (from - at),
+                           static_cast<size_t>(to - from));
+                }
+            }
+        }
+        Digest digest = hash.finish();
+        if (memcmp(digest.bytes, a_.weights.entry.digest, sizeof digest.bytes) != 0) {
+            throw damaged(source_.name(), "weights", a_.weights.offset, "the section's bytes do not match their SHA-256");
+        }
+    }
+
+    void point_and_make(size_t place) {
+        out_.first_of_program.assign(a_.programs.size(), 0);
+        for (uint32_t number : programs_) {
+            out_.first_of_program[number] = static_cast<uint32_t>(out_.pointers.size());
+            std::unique_ptr<Sources> sources;
+            for_constants(number, [&](const ConstantEntry &constant, uint32_t) {
+                if (!(constant.flags & constant_flag::EMBEDDED)) {
+                    if (!sources) sources = std::make_unique<Sources>(a_, a_.programs[number], source_, options_);
+                    place = round_up(place, kConstantAlignBytes);
+                    uint8_t *to = out_.block.data() + place;
+                    run_recipe(a_, a_.programs[number], constant, *sources, source_.name(), to);
+                    out_.pointers.push_back(to);
+                    place += static_cast<size_t>(constant.bytes);
+                } else if (out_.mapping) {
+                    out_.pointers.push_back(out_.mapping.get() + a_.weights.offset + constant.offset);
+                } else {
+                    auto found = std::find_if(ranges_.begin(), ranges_.end(), [&](const Range &range) {
+                        return range.offset == constant.offset && range.bytes == constant.bytes;
+                    });
+                    out_.pointers.push_back(out_.block.data() + found->place);
+                }
+            });
+        }
+    }
+
+    const Artifact &a_;
+    const Vector<uint32_t> &programs_;
+    const ByteSource &source_;
+    const WeightOptions &options_;
+    Weights &out_;
+    Vector<Range> ranges_;
+};
+
+}  // namespace
+
+void load_weights(const Artifact &artifact, const Vector<uint32_t> &programs, const ByteSource &source,
+                  const WeightOptions &options, Weights &out) {
+    Loader(artifact, programs, source, options, out).load();
+}
+
+}  // namespace aot
