@@ -84,9 +84,10 @@ def read_npz(path: Path) -> Feed:
     """The arrays of an .npz file; raises OptionError for anything else."""
     hint = "Write it with numpy.savez(path, **{input_name: array, ...})."
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise OptionError("it holds one bare array, not arrays by name", where=str(path), hint=hint)
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise OptionError("it holds one bare array, not arrays by name", where=str(path), hint=hint)
+        with file:
             return {name: file[name] for name in file.files}
     except FileNotFoundError as error:
         raise OptionError("no such file", where=str(path)) from error
