@@ -124,7 +124,8 @@ def _rearranged(builder: Builder, w: Value, g: Geometry, groups: int) -> Value:
     w = builder.reshape(w, shape=(groups, inputs, outputs, *split))
     residues = [4 + 2 * axis for axis in range(spatial)]
     positions = [3 + 2 * axis for axis in range(spatial)]
-    w = builder.transpose(w, perm=(0, 2, *residues, 1, *positions))
+    # Residues outside of channels: channels-last, the residues of the last axis then lie in place already.
+    w = builder.transpose(w, perm=(0, *residues, 2, 1, *positions))
     for axis in range(spatial):
         at = w.type.rank - spatial + axis
         if taps[axis] > 1:
@@ -140,7 +141,8 @@ def _decompose(builder: Builder, attrs: Attrs, inputs: Sequence[Value | None]) -
     g, extra = _geometry(attrs, w.type.shape)
     groups = int_attr(attrs, "groups")
     spatial = len(g.window)
-    outputs = w.type.shape[1] * groups
+    each = w.type.shape[1]
+    outputs = each * groups
     residues = math.prod(g.strides)
     begins, ends, crops, sizes = [], [], [], []
     for axis, extent in enumerate(x.type.shape[2:]):
@@ -154,7 +156,7 @@ def _decompose(builder: Builder, attrs: Attrs, inputs: Sequence[Value | None]) -
         crops.append(g.begins[axis] - skipped * stride)
         sizes.append((extent - 1) * stride + (g.reach[axis] + extra[axis] - g.begins[axis] - g.ends[axis]))
     if bias is not None and residues > 1:
-        bias = builder.expand(builder.reshape(bias, shape=(outputs, 1)), shape=(outputs, residues))
+        bias = builder.expand(builder.reshape(bias, shape=(groups, 1, each)), shape=(groups, residues, each))
         bias = builder.reshape(bias, shape=(outputs * residues,))
     y = builder.conv(
         x, _rearranged(builder, w, g, groups), *((bias,) if bias is not None else ()),
@@ -162,9 +164,9 @@ def _decompose(builder: Builder, attrs: Attrs, inputs: Sequence[Value | None]) -
     )  # fmt: skip
     if residues > 1:
         batch, _, *windows = y.type.shape
-        y = builder.reshape(y, shape=(batch, outputs, *g.strides, *windows))
-        order = [axis for position in range(spatial) for axis in (2 + spatial + position, 2 + position)]
-        y = builder.transpose(y, perm=(0, 1, *order))
+        y = builder.reshape(y, shape=(batch, groups, *g.strides, each, *windows))
+        order = [axis for position in range(spatial) for axis in (3 + spatial + position, 2 + position)]
+        y = builder.transpose(y, perm=(0, 1, 2 + spatial, *order))
         merged = tuple(window * stride for window, stride in zip(windows, g.strides, strict=True))
         y = builder.reshape(y, shape=(batch, outputs, *merged))
     for axis in range(spatial):
