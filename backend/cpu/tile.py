@@ -75,9 +75,9 @@ def split(total: int, most: int) -> list[int]:
 
 
 def _cycles(isa: Isa, itemsize_bytes: int, rows: int, panels: int) -> float:
-    """Cycles of one step of the inner loop: fused multiply-adds, loads, or latency, and the loop itself."""
+    """Cycles of one step of the inner loop: fused multiply-adds, loads, or latency; the loop; weights from L2."""
     each = registers_per_panel(isa, itemsize_bytes)
-    return max(rows * panels * each / 2, (rows + panels * each) / 2, 4.0) + 0.5
+    return max(rows * panels * each / 2, (rows + panels * each) / 2, 4.0) + 0.5 + 0.2 * panels * each
 
 
 def _large_form(isa: Isa, itemsize_bytes: int, rows: int | None, panels: int | None, most_rows: int) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from harness import ISAS, run, run_threads
+from tests.backend.harness import ISAS, run, run_threads
 
 from aot import expr
 from aot.backend.cpu.contract import emit_contract

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import ISAS, run, run_threads
+from tests.backend.harness import ISAS, run, run_threads
 
 from aot import dims, expr
 from aot.backend.cpu.isa import Isa
