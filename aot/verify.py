@@ -2,10 +2,11 @@
 
 What each level allows:
   CORE     ops of the table, without regions; types as `infer` gives them.
-  FUSED    `kernel` nodes, whose one region is a CORE graph with the node's inputs and outputs, and
-           ops of kind VIEW.
-  ORDERED  as FUSED, with final layouts: views really move no bytes, and the input of a convolution
-           has a halo of at least the padding.
+  FUSED    `kernel` nodes, whose one region is a CORE graph with the node's inputs and outputs, ops of
+           kind VIEW, and `concat` whose operands are written into place.
+  ORDERED  as FUSED, with final layouts: views really move no bytes, operands of a concat lie in the
+           whole, the input of a convolution has a halo of at least the padding, and what a kernel
+           overwrites (`in_place`) nobody reads afterwards.
 At every level: each value is defined once and before its uses; constants agree with their values;
 layouts are sane; the graph's own inputs and outputs are row-major; one symbol has one name.
 """
@@ -61,7 +62,7 @@ def _verify_graph(graph: Graph, where: str, outermost: bool) -> None:
             raise VerifyError(f"constant {_label(value)} has the type {value.type} and holds {held}", where=where)
         if len(const.digest) != 64:
             raise VerifyError(f"constant {_label(value)} has no SHA-256 digest, but {const.digest!r}", where=where)
-    for node in graph.nodes:
+    for position, node in enumerate(graph.nodes):
         for number, operand in enumerate(node.inputs):
             if operand is not None and operand not in defined:
                 raise VerifyError(
@@ -70,6 +71,8 @@ def _verify_graph(graph: Graph, where: str, outermost: bool) -> None:
         if not node.outputs:
             raise VerifyError("the node has no result", where=node.where, node=node)
         _verify_node(node, graph.level)
+        if "in_place" in node.attrs and node.op == "kernel":
+            _verify_overwritten(node, graph, position)
         for value in node.outputs:
             define(value, "result", node)
     for value in graph.outputs:
@@ -175,11 +178,30 @@ def _verify_in_place(node: Node, level: Level) -> None:
     """The first output may lie in the bytes of an operand of the same type, once layouts are final."""
     number = node.attrs["in_place"]
     if level is not Level.ORDERED or not isinstance(number, int) or not 0 <= number < len(node.operands):
-        raise VerifyError(f"in_place {number!r} names no operand, or layouts are not final", where=node.where, node=node)
+        raise VerifyError(
+            f"in_place {number!r} names no operand, or layouts are not final", where=node.where, node=node
+        )
     if node.operands[number].type != node.outputs[0].type:
         raise VerifyError(
             f"in_place: {node.operands[number].type} is replaced by {node.outputs[0].type}", where=node.where, node=node
         )
+
+
+def _verify_overwritten(node: Node, graph: Graph, position: int) -> None:
+    """What a kernel overwrites belongs to the graph and is read by no later node and by no caller."""
+    number = node.attrs["in_place"]
+    assert isinstance(number, int)
+    operand = node.operands[number]
+    reader = next((later for later in graph.nodes[position + 1 :] if operand in later.operands), None)
+    reason = ""
+    if operand in graph.inputs or operand in graph.consts:
+        reason = "is the caller's or a constant"
+    elif operand in graph.outputs:
+        reason = "is an output"
+    elif reader is not None:
+        reason = f"is read later by {reader.where}"
+    if reason:
+        raise VerifyError(f"in_place overwrites {_label(operand)}, which {reason}", where=node.where, node=node)
 
 
 def _verify_halo(conv: Node, kernel: Node, outside_type: Mapping[Value, TensorType]) -> None:

@@ -260,7 +260,7 @@ def test_views(artifact: Path) -> None:
     found = document("inspect", artifact, *(f"--{view}" for view in expected))
     assert set(found) == set(expected)
     assert found["kernels"][1]["nodes"] == ["act[0]"]
-    assert found["fusion"] == [dict(zip(("rule", "where", "reason"), META["fusion_refusals"][0], strict=True))]  # type: ignore[index, call-overload]
+    assert found["fusion"] == [dict(zip(("rule", "where", "reason"), META["fusion_refusals"][0], strict=True))]  # type: ignore[index]
     assert found["weights"]["constants"][0]["sources"] == ["fc.weight"]
 
 
@@ -350,7 +350,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         progress("transform", "fold")
         state.options, state.external_name = options, external_name
         built = make_artifact()
-        built.report = SimpleNamespace(seconds={"read": 0.01, "compile": 1.5}, notes=("N is at most 64",), refusals=())  # type: ignore[attr-defined]
+        built.report = SimpleNamespace(seconds={"read": 0.01, "compile": 1.5}, notes=("N is at most 64",), refusals=())
         return built
 
     module.compile = compile  # type: ignore[attr-defined]

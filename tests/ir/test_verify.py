@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -67,6 +68,39 @@ def conv_kernel(halo: tuple[tuple[int, int], ...], body_halo: tuple[tuple[int, i
     return Graph("model", (outer,), {}, nodes, (y,), level=Level.ORDERED)
 
 
+def in_place(number: object = 0, level: Level = Level.ORDERED, **changes: Any) -> Graph:
+    """x -> a -> b -> y by kernels, where b lies in the bytes of a."""
+    type_ = TensorType(F32, (N.dim, 4))
+    values = [Value(type_, name) for name in "xaby"]
+    nodes = []
+    for source, result in pairwise(values):
+        inner, out = Value(type_), Value(type_)
+        body = Graph("body", (inner,), {}, (Node("relu", (inner,), (out,)),), (out,))
+        attrs: dict[str, Any] = {"kind": "map", "name": "relu"} | ({"in_place": number} if result.name == "b" else {})
+        nodes.append(Node("kernel", (source,), (result,), MappingProxyType(attrs), (f"to_{result.name}",), (body,)))
+    graph = Graph("model", (values[0],), {}, tuple(nodes), (values[-1],), level=level)
+    for position, operand in changes.get("reads", {}).items():
+        graph = with_node(graph, position, inputs=(values["xaby".index(operand)],))
+    return graph.with_(outputs=tuple(values["xaby".index(name)] for name in changes.get("outputs", "y")))
+
+
+def concat(part_strides: tuple[Dim, ...]) -> Graph:
+    """Two kernels that write the parts of a [N, 8] concatenation, and one that reads the whole."""
+    x = Value(TensorType(F32, (N.dim, 4)), "x")
+    part_type = TensorType(F32, (N.dim, 4), Layout(strides=part_strides))
+    whole_type = TensorType(F32, (N.dim, 8))
+    parts, whole, y = [Value(part_type), Value(part_type)], Value(whole_type), Value(whole_type, "y")
+    nodes = []
+    for operand, part in ((x, parts[0]), (x, parts[1]), (whole, y)):
+        inner, out = Value(operand.type), Value(TensorType(F32, part.type.shape))
+        body = Graph("body", (inner,), {}, (Node("relu", (inner,), (out,)),), (out,))
+        attrs = MappingProxyType({"kind": "map", "name": "relu"})
+        nodes.append(Node("kernel", (operand,), (part,), attrs, (), (body,)))
+    join = Node("concat", tuple(parts), (whole,), MappingProxyType({"axis": 1}), ("join",))
+    nodes.insert(2, join)
+    return Graph("model", (x,), {}, tuple(nodes), (y,), level=Level.ORDERED)
+
+
 def with_node(graph: Graph, position: int, **changes: Any) -> Graph:
     nodes = list(graph.nodes)
     nodes[position] = replace(nodes[position], **changes)
@@ -86,6 +120,8 @@ def test_good_graphs() -> None:
     verify(fused())
     verify(fused(Level.ORDERED))
     verify(conv_kernel(((0, 0), (0, 0), (1, 1), (1, 2))))
+    verify(in_place())
+    verify(concat((8, 1)))
     verify(Graph("empty", (), {}, (), ()))
 
 
@@ -226,7 +262,7 @@ CASES: dict[str, tuple[Callable[[], Graph], str, str]] = {
     "kernel attributes": (
         lambda: with_node(fused(), 0, attrs=MappingProxyType({"kind": "map"})),
         "act",
-        "the attributes kind and name",
+        "the attributes kind, name and perhaps in_place",
     ),
     "kernel kind": (
         lambda: with_node(fused(), 0, attrs=MappingProxyType({"kind": "kernel", "name": "k"})),
@@ -260,6 +296,12 @@ CASES: dict[str, tuple[Callable[[], Graph], str, str]] = {
         "conv1",
         "in the body",
     ),
+    "in_place before layouts are final": (lambda: in_place(level=Level.FUSED), "to_b", "layouts are not final"),
+    "in_place of nothing": (lambda: in_place(1), "to_b", "in_place 1 names no operand"),
+    "in_place over an input": (lambda: in_place(reads={1: "x"}), "to_b", "overwrites 'x', which is the caller's"),
+    "in_place over an output": (lambda: in_place(outputs="ay"), "to_b", "overwrites 'a', which is an output"),
+    "in_place read later": (lambda: in_place(reads={2: "a"}), "to_b", "which is read later by kernel (to_y)"),
+    "part that is not in the whole": (lambda: concat((4, 1)), "join", "operand 0 has other strides than the whole"),
     "transpose that moves": (
         lambda: view("transpose", (3, 2, 4), Layout(), {"perm": (1, 0, 2)}),
         "the_transpose",
