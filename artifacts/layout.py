@@ -301,6 +301,7 @@ RECORDS = (
 RECORD_OF = {record.section: record for record in RECORDS}
 
 OPTIONAL_SECTIONS = frozenset({Section.META, Section.SELF_TEST, Section.DEBUG})
+TREE_SECTIONS = frozenset({Section.CODE, Section.WEIGHTS, Section.SELF_TEST, Section.DEBUG})  # the large ones
 BYTE_SECTIONS = frozenset(
     {Section.STRINGS, Section.CODE, Section.WEIGHTS, Section.META, Section.SELF_TEST, Section.DEBUG}
 )

@@ -348,7 +348,7 @@ def assemble(sections: Mapping[Section, bytes | bytearray]) -> bytes:
         parts.extend((bytes(padding), data))
         position += padding
         flags = 0 if kind in layout.OPTIONAL_SECTIONS else int(SectionFlag.REQUIRED)
-        flags |= SectionFlag.TREE if kind == Section.WEIGHTS else 0
+        flags |= SectionFlag.TREE if kind in layout.TREE_SECTIONS else 0
         entry_bytes = 0 if kind in layout.BYTE_SECTIONS else layout.RECORD_OF[kind].size_bytes
         count = len(data) // entry_bytes if entry_bytes else 0
         digest = section_digest(data, flags)

@@ -230,7 +230,9 @@ static_assert(sizeof(Integer) == 8, "layout");
 template <class V> void visit(const Integer &r, V &v) {
     (void)r, (void)v;
 }
-inline constexpr uint32_t section_of(const Integer *) { return section::INTEGERS; }
+inline constexpr uint32_t section_of(const Integer *) {
+    return section::INTEGERS;
+}
 
 struct DimCode {
     uint32_t op;
@@ -241,7 +243,9 @@ static_assert(sizeof(DimCode) == 16, "layout");
 template <class V> void visit(const DimCode &r, V &v) {
     (void)r, (void)v;
 }
-inline constexpr uint32_t section_of(const DimCode *) { return section::DIM_CODE; }
+inline constexpr uint32_t section_of(const DimCode *) {
+    return section::DIM_CODE;
+}
 
 struct DimEntry {
     Run code;
@@ -254,7 +258,9 @@ template <class V> void visit(const DimEntry &r, V &v) {
     v.string("text", r.text);
     v.zero("reserved", r.reserved);
 }
-inline constexpr uint32_t section_of(const DimEntry *) { return section::DIMS; }
+inline constexpr uint32_t section_of(const DimEntry *) {
+    return section::DIMS;
+}
 
 struct SymbolEntry {
     uint32_t name;
@@ -271,7 +277,9 @@ template <class V> void visit(const SymbolEntry &r, V &v) {
     v.string("origin", r.origin);
     v.zero("reserved", r.reserved);
 }
-inline constexpr uint32_t section_of(const SymbolEntry *) { return section::SYMBOLS; }
+inline constexpr uint32_t section_of(const SymbolEntry *) {
+    return section::SYMBOLS;
+}
 
 struct PortEntry {
     uint32_t name;
@@ -283,7 +291,9 @@ template <class V> void visit(const PortEntry &r, V &v) {
     v.string("name", r.name);
     v.dims("shape", r.shape);
 }
-inline constexpr uint32_t section_of(const PortEntry *) { return section::PORTS; }
+inline constexpr uint32_t section_of(const PortEntry *) {
+    return section::PORTS;
+}
 
 struct GuardEntry {
     uint32_t kind;
@@ -301,7 +311,9 @@ template <class V> void visit(const GuardEntry &r, V &v) {
     v.dim("expected", r.expected);
     v.zero("reserved", r.reserved);
 }
-inline constexpr uint32_t section_of(const GuardEntry *) { return section::GUARDS; }
+inline constexpr uint32_t section_of(const GuardEntry *) {
+    return section::GUARDS;
+}
 
 struct SourceEntry {
     uint32_t name;
@@ -320,7 +332,9 @@ template <class V> void visit(const SourceEntry &r, V &v) {
     v.string("digest", r.digest);
     v.integers("shape", r.shape);
 }
-inline constexpr uint32_t section_of(const SourceEntry *) { return section::SOURCES; }
+inline constexpr uint32_t section_of(const SourceEntry *) {
+    return section::SOURCES;
+}
 
 struct RecipeEntry {
     uint32_t op;
@@ -336,7 +350,9 @@ template <class V> void visit(const RecipeEntry &r, V &v) {
     v.integers("shape", r.shape);
     v.integers("coefficients", r.coefficients);
 }
-inline constexpr uint32_t section_of(const RecipeEntry *) { return section::RECIPES; }
+inline constexpr uint32_t section_of(const RecipeEntry *) {
+    return section::RECIPES;
+}
 
 struct ConstantEntry {
     uint32_t name;
@@ -355,7 +371,9 @@ template <class V> void visit(const ConstantEntry &r, V &v) {
     v.run("recipe", r.recipe, section::RECIPES);
     v.zero("reserved", r.reserved);
 }
-inline constexpr uint32_t section_of(const ConstantEntry *) { return section::CONSTANTS; }
+inline constexpr uint32_t section_of(const ConstantEntry *) {
+    return section::CONSTANTS;
+}
 
 struct BufferEntry {
     uint32_t space;
@@ -373,7 +391,9 @@ template <class V> void visit(const BufferEntry &r, V &v) {
     v.dim("size_bytes", r.size_bytes);
     v.string("name", r.name);
 }
-inline constexpr uint32_t section_of(const BufferEntry *) { return section::BUFFERS; }
+inline constexpr uint32_t section_of(const BufferEntry *) {
+    return section::BUFFERS;
+}
 
 struct KernelEntry {
     uint32_t symbol;
@@ -390,7 +410,9 @@ template <class V> void visit(const KernelEntry &r, V &v) {
     v.string("schedule", r.schedule);
     v.strings("locs", r.locs);
 }
-inline constexpr uint32_t section_of(const KernelEntry *) { return section::KERNELS; }
+inline constexpr uint32_t section_of(const KernelEntry *) {
+    return section::KERNELS;
+}
 
 struct ArgumentEntry {
     uint32_t buffer;
@@ -400,7 +422,9 @@ static_assert(sizeof(ArgumentEntry) == 8, "layout");
 template <class V> void visit(const ArgumentEntry &r, V &v) {
     v.dim("offset_bytes", r.offset_bytes);
 }
-inline constexpr uint32_t section_of(const ArgumentEntry *) { return section::ARGUMENTS; }
+inline constexpr uint32_t section_of(const ArgumentEntry *) {
+    return section::ARGUMENTS;
+}
 
 struct StepEntry {
     uint32_t kernel;
@@ -423,7 +447,9 @@ template <class V> void visit(const StepEntry &r, V &v) {
     v.zero("reserved", r.reserved);
     v.strings("locs", r.locs);
 }
-inline constexpr uint32_t section_of(const StepEntry *) { return section::STEPS; }
+inline constexpr uint32_t section_of(const StepEntry *) {
+    return section::STEPS;
+}
 
 struct ProgramEntry {
     uint32_t target;
@@ -467,6 +493,8 @@ template <class V> void visit(const ProgramEntry &r, V &v) {
     v.run("kernels", r.kernels, section::KERNELS);
     v.run("steps", r.steps, section::STEPS);
 }
-inline constexpr uint32_t section_of(const ProgramEntry *) { return section::PROGRAMS; }
+inline constexpr uint32_t section_of(const ProgramEntry *) {
+    return section::PROGRAMS;
+}
 
 }  // namespace aot::format
