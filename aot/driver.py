@@ -71,7 +71,7 @@ def compile(
     targets = resolve_targets(options)
     tell("read", str(model) if isinstance(model, (str, os.PathLike)) else "model")
     with report.stage("read"):
-        graph, info = frontend.load_with_info(model, dims=options.dims)
+        graph, info, options = _read(model, options)
     programs: list[Program] = []
     debug: dict[str, str] = {}
     contexts: list[Context] = []
@@ -111,6 +111,22 @@ def compile(
         )
     artifact.report = report
     return artifact
+
+
+def _read(model: Any, options: CompileOptions) -> tuple[Graph, frontend.ImportInfo, CompileOptions]:
+    """The graph, and the options with dimensions named as the graph names them.
+
+    A `dims` entry that names no symbol of the model (`input.axis`, for a declared extent) is the
+    frontend's to apply; the others are applied by the pass bind_shapes.
+    """
+    graph, info = frontend.load_with_info(model)
+    plain = {text: name for name, text in info.symbols.items()} | {name: name for name in info.symbols}
+    overrides = {dim.name: (dim.lo, dim.hi) for dim in options.dims if dim.name not in plain}
+    if overrides:
+        graph, info = frontend.load_with_info(model, dims=overrides)
+    dims = tuple(dim._replace(name=plain[dim.name]) for dim in options.dims if dim.name in plain)
+    variants = tuple(tuple((plain.get(name, name), extent) for name, extent in each) for each in options.variants)
+    return graph, info, replace(options, dims=dims, variants=variants)
 
 
 def check(model: Any) -> list[Any]:
@@ -178,7 +194,7 @@ def figures(source: Graph, core: Graph, ordered: Graph, assembled: Assembled) ->
 
 
 def _meta(
-    options: CompileOptions, info: Any, report: BuildReport, targets: Sequence[tuple[Backend, Target]]
+    options: CompileOptions, info: frontend.ImportInfo, report: BuildReport, targets: Sequence[tuple[Backend, Target]]
 ) -> Mapping[str, Any]:
     from importlib.metadata import version
 
@@ -194,7 +210,14 @@ def _meta(
         "fusion_refusals": [list(item) for item in report.refusals],
         "notes": list(report.notes),
         "options": options.to_json(),
-        "source": info.to_json(),
+        "source": {
+            "digest": info.digest,
+            "node_count": info.node_count,
+            "ops": dict(info.ops),
+            "opset": info.opset,
+            "producer": info.producer,
+            "symbols": dict(info.symbols),
+        },
         "targets": [target.name for _, target in targets],
         "tools": {**tools, "numpy": numpy.__version__, "onnx": onnx.__version__},
     }
