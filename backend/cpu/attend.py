@@ -241,9 +241,8 @@ class _Attend:
             with code.block(f"for (i64 d = 0; d < {depth}; d++)"):
                 inner = self._at(self.k, {0: "b", 1: "g", 2: "(t + l)", 3: "d"})
                 value = self._element(self.k, self.root.k, inner)
-                code.line(
-                    f"for (i64 l = 0; l < {PANEL}; l++) key_panels[t * {depth} + d * {PANEL} + l] = l < left ? {value} : 0;"
-                )
+                code.line(f"{self.type} *const target = key_panels + t * {depth} + d * {PANEL};")
+                code.line(f"for (i64 l = 0; l < {PANEL}; l++) target[l] = l < left ? {value} : 0;")
 
     def _pack_values(self, code: Code) -> None:
         """value_panels[panel][t][16]: columns are elements of V's rows."""
@@ -336,7 +335,11 @@ class _Attend:
             code.line(f"const {name} base = highest == {low} ? 0 : highest;")
             code.line(f"v_{name} total = {{0}};")
             with code.block(f"for (j = 0; j < t_count; j += {lanes})"):
-                code.line(f"const v_{name} e = exp_{name}(load_{name}(row + j) - base);")
+                # What would be subnormal is zero: slow to make, and nothing beside the largest, whose exponential is 1.
+                tiny = literal(-87.0 if name == "f32" else -708.0, root.accumulate)
+                code.line(f"const v_{name} x = load_{name}(row + j) - base, y = max_{name}(x, splat_{name}({tiny}));")
+                small = "(x < y)" if name == "f32" else "__builtin_convertvector(x < y, v_i32)"
+                code.line(f"const v_{name} e = select_{name}({small}, splat_{name}(0), exp_{name}(y));")
                 code.line(f"store_{name}(row + j, e);")
                 code.line("total += e;")
             with code.block("if (t0 > 0)"):

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.backend.harness import ISAS, run, run_threads
 
 from aot import dims, expr
 from aot.backend.cpu.attend import emit_attend
@@ -17,6 +16,7 @@ from aot.dtypes import BF16, F32, F64, I64, DType
 from aot.ir import Layout, TensorType
 from aot.kernel import AttendRoot, Axis, Kernel, KernelOperand, Store
 from aot.ops.opdef import Kind
+from tests.backend.harness import ISAS, run, run_threads
 
 HEADS_INSIDE = Layout(order=(0, 2, 1, 3))  # [B, S, H, D] in memory
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.backend.harness import ISAS, run, run_threads
 
 from aot import expr
 from aot.backend.cpu.contract import emit_contract
@@ -15,6 +14,7 @@ from aot.expr import Expr
 from aot.ir import ROW_MAJOR, Layout, TensorType
 from aot.kernel import Axis, ContractRoot, Kernel, KernelOperand, Store
 from aot.ops.opdef import Kind
+from tests.backend.harness import ISAS, run, run_threads
 
 
 def matmul_kernel(

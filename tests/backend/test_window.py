@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.backend.harness import ISAS, run, run_threads
 
 from aot import dims, expr
 from aot.backend.cpu.isa import Isa
@@ -18,6 +17,7 @@ from aot.expr import Expr
 from aot.ir import Layout, TensorType
 from aot.kernel import Axis, Kernel, KernelOperand, Store, WindowRoot
 from aot.ops.opdef import Kind
+from tests.backend.harness import ISAS, run, run_threads
 
 
 def conv_kernel(
