@@ -71,7 +71,7 @@ def quote(text: str) -> str:
 
 
 def lines_near(graph: Graph, node: Node | None = None, where: str = "", around: int = 2) -> list[str]:
-    """The lines that define `node` (or that mention `where`), with some before and after.
+    """The lines that define `node` (or the node that `Node.where` describes), with some before and after.
 
     The first lines of the graph where neither is found.
     """
@@ -79,7 +79,10 @@ def lines_near(graph: Graph, node: Node | None = None, where: str = "", around: 
     lines = printer.graph(graph, "")
     found = printer.line_of.get(node) if node is not None else None
     if found is None and where:
-        found = next((i for i, line in enumerate(lines) if where in line), None)
+        op, _, rest = where.partition(" (")
+        loc = quote(rest.rstrip(")").split(", ")[0]) if rest else where
+        mentions = [i for i, line in enumerate(lines) if loc in line]
+        found = next((i for i in mentions if f" = {op}(" in lines[i]), mentions[0] if mentions else None)
     if found is None:
         return lines[: 2 * around + 1]
     return lines[max(found - around, 0) : found + around + 1]
@@ -342,6 +345,23 @@ class _Cursor:
         self.position = end + 1
         return inner
 
+    def dim_text(self) -> str:
+        """What stands before the next comma or closing bracket that is in no parentheses."""
+        depth, start = 0, self.position
+        while self.position < len(self.text):
+            character = self.text[self.position]
+            if character == "(":
+                depth += 1
+            elif character == ")":
+                depth -= 1
+            elif character in ",]}" and depth == 0:
+                break
+            self.position += 1
+        text = self.text[start : self.position].strip()
+        if not text:
+            raise ValueError(f"expected an attribute value before {self.text[start : start + 20]!r}")
+        return text
+
     @property
     def digit(self) -> bool:
         """Whether a digit is next."""
@@ -358,7 +378,6 @@ _VALUE = re.compile(r"%\d+")
 _INTEGER = re.compile(r"-?\d+")
 _NUMBER = re.compile(r"true|false|-?inf|nan|-?\d[\w.+-]*")
 _FLOAT = re.compile(r"-?(?:inf|nan)\b|-?\d+(?:\.\d*(?:e[+-]?\d+)?|e[+-]?\d+)")
-_ATTR_DIM = re.compile(r"(?:[^,\[\]{}\"()]|\((?:[^()\[\]{}\"]|\((?:[^()]|\([^()]*\))*\))*\))+")
 _JSON = json.JSONDecoder()
 _FIELD = re.compile(r"(order|halo|strides)=")
 
@@ -619,7 +638,7 @@ class _Parser:
         if found is not None:
             cursor.position = found.end()
             return float(found[0])
-        text = cursor.match(_ATTR_DIM, "an attribute value").strip()
+        text = cursor.dim_text()
         if _INTEGER.fullmatch(text):
             return int(text)
         return dtypes.BY_NAME[text] if text in dtypes.BY_NAME else self.dim(text)

@@ -319,6 +319,16 @@ def test_bad_text(text: str) -> None:
     assert caught.value.where.startswith("line ")
 
 
+def test_deep_dims_in_attributes() -> None:
+    deep: Dim = N.dim
+    for i in range(3, 12):
+        deep = dimension.floordiv(deep + i, 2)
+    x, y = Value(TensorType(F32, (N.dim,)), "x"), Value(TensorType(F32, (deep,)))
+    graph = Graph("g", (x,), {}, (Node("expand", (x,), (y,), MappingProxyType({"shape": (deep, 1), "a": deep})),), (y,))
+    text = print_graph(graph)
+    assert print_graph(parse_graph(text)) == text
+
+
 def test_deep_nesting_is_refused() -> None:
     opening = "".join("%0: f32[1] = k()\ngraph g level=core {\n" for _ in range(500))
     with pytest.raises(ModelError, match="64 deep"):
@@ -329,6 +339,7 @@ def test_lines_near() -> None:
     graph = matmul_graph()
     assert any("matmul" in line for line in lines_near(graph, graph.nodes[0], around=0))
     assert lines_near(graph, None, "fc1.weight", around=0)[0].lstrip().startswith("%1")
+    assert lines_near(graph, None, "matmul (fc1, and more)", around=0)[0].endswith("matmul(%0, %1) ; fc1")
     assert lines_near(graph, None, "nowhere")[0].startswith("graph mlp")
 
 
