@@ -560,7 +560,9 @@ class _Driver:
         refusal: str | None = None
         for _ in entry.pattern.match_node(node, matching):
             match = Match(self.view, node, matching)
-            reason = match.problem() or entry.check(match)
+            reason = entry.check(match)
+            if reason is None:
+                reason = match.problem()
             if reason is None and self.exact and not entry.exact:
                 reason = "it would change rounding, and exact arithmetic is asked for"
             if reason is None:

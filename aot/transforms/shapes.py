@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -149,37 +149,37 @@ def maker_of(view: View, value: Value | None, name: str) -> Node | None:
     return node if node is not None and node.op == name else None
 
 
-def count_reads(readers: frozenset[str], *makers: str) -> MeasureFn:
-    """A measure: how many operands of reader ops are computed by one of the maker ops."""
+def _height_of(nodes: Sequence[Node], view: View, through: frozenset[str]) -> Callable[[Value], int]:
+    """A function of a value: how many ops of `through` stand above it in a row."""
+    own = {value: node for node in nodes for value in node.outputs}
+    known: dict[Value, int] = {}
+
+    def height(value: Value) -> int:
+        if value not in known:
+            node = own.get(value) or view.producer.get(value)
+            inside = node is not None and node.op in through
+            known[value] = 1 + max(map(height, node.operands)) if node is not None and inside else 0
+        return known[value]
+
+    return height
+
+
+def count_reads(readers: frozenset[str], *through: str) -> MeasureFn:
+    """A measure: over all operands of reader ops, how many ops of `through` stand above in a row."""
 
     def measure(nodes: Sequence[Node], view: View) -> float:
-        own = {value: node for node in nodes for value in node.outputs}
-        total = 0.0
-        for node in nodes:
-            if node.op in readers:
-                for value in node.operands:
-                    maker = own.get(value) or view.producer.get(value)
-                    total += 1.0 if maker is not None and maker.op in makers else 0.0
-        return total
+        height = _height_of(nodes, view, frozenset(through))
+        return sum(sum(map(height, node.operands)) for node in nodes if node.op in readers)
 
     return measure
 
 
 def heights(readers: frozenset[str], through: frozenset[str], each: float = 0.0) -> MeasureFn:
-    """A measure: for each reader op, how many ops of `through` stand above it in a row, plus `each`."""
+    """A measure: for each reader, the most ops of `through` that stand above it in a row, plus `each`."""
 
     def measure(nodes: Sequence[Node], view: View) -> float:
-        own = {value: node for node in nodes for value in node.outputs}
-        known: dict[Value, int] = {}
-
-        def height(value: Value) -> int:
-            if value not in known:
-                node = own.get(value) or view.producer.get(value)
-                inside = node is not None and node.op in through
-                known[value] = 1 + max(map(height, node.operands)) if node is not None and inside else 0
-            return known[value]
-
-        return sum(each + max(map(height, node.operands)) for node in nodes if node.op in readers)
+        height = _height_of(nodes, view, through)
+        return sum(each + max(map(height, node.operands), default=0) for node in nodes if node.op in readers)
 
     return measure
 

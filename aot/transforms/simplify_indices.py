@@ -9,7 +9,10 @@ from aot.ir import Array, Value
 from aot.pattern import SILENT, Constant, Match, op, rule
 from aot.transforms.shapes import (
     as_int,
+    count_reads,
+    dims_of,
     emit,
+    ints,
     maker_of,
     only_units_move,
     reshaped,
@@ -137,6 +140,69 @@ def gather_everything(b: Builder, m: Match) -> Value:
     return m["x"]
 
 
+# Views of constants whose result depends on a symbol cannot be folded, but known contents can be used.
+
+_VIEWS = frozenset(("slice", "transpose", "reshape", "tile", "gather"))
+
+
+def _check_uniform(m: Match) -> str | None:
+    return SILENT if m.view.number(m.root.operands[0]) is None else None
+
+
+@rule(op(_VIEWS), check=_check_uniform, measure=lambda nodes, view: sum(1.0 for n in nodes if n.op in _VIEWS))
+def view_of_number(b: Builder, m: Match) -> Value:
+    """A part of a constant of equal elements is that number, broadcast."""
+    const = m.view.consts[m.root.operands[0]]
+    element = b.const(const.array().reshape(-1)[0].reshape(()))
+    return emit(b, "expand", element, shape=m.root.output.type.shape)
+
+
+@rule(op("gather", "x", op("expand", "i", name="inner")), measure=count_reads(frozenset(("gather",)), "expand"))
+def gather_before_expand(b: Builder, m: Match) -> Value:
+    """A gather at repeated indices is a gather, repeated."""
+    axis = as_int(m.root.attrs["axis"])
+    rank = m.node("inner").output.type.rank
+    places = reshaped(b, m["i"], (*(1,) * (rank - m["i"].type.rank), *m["i"].type.shape))
+    return emit(b, "expand", emit(b, "gather", m["x"], places, axis=axis), shape=m.root.output.type.shape)
+
+
+def _check_counted_places(m: Match) -> str | None:
+    table, inner = m.view.consts[m["count"]], m.node("inner")
+    axis = as_int(m.root.attrs["axis"])
+    extent = m["x"].type.shape[axis]
+    first = _counting_constant(table.array())
+    if first is None:
+        return "the indices are no count"
+    if first < 0 or not isinstance(extent, int) or first + table.shape[-1] > extent:
+        return "the indices are not known to lie inside"
+    if any(d != 1 for d in inner.output.type.shape[:-1]):
+        return "the indices are a count only along one of several axes"
+    m.facts["first"] = first
+    return None
+
+
+@rule(
+    op("gather", "x", op("slice", Constant("count"), name="inner", shared=True)),
+    check=_check_counted_places,
+    measure=lambda nodes, view: sum(1.0 for n in nodes if n.op == "gather"),
+)
+def gather_at_count(b: Builder, m: Match) -> Value:
+    """A gather at a part of 0, 1, 2, … is a slice."""
+    inner, axis = m.node("inner"), as_int(m.root.attrs["axis"])
+    start, size = dims_of(inner.attrs["starts"])[-1], dims_of(inner.attrs["sizes"])[-1]
+    shape = m["x"].type.shape
+    places = range(len(shape))
+    taken = emit(
+        b,
+        "slice",
+        m["x"],
+        starts=tuple(m.facts["first"] + start if place == axis else 0 for place in places),
+        sizes=tuple(size if place == axis else shape[place] for place in places),
+        steps=tuple(ints(inner.attrs["steps"])[-1] if place == axis else 1 for place in places),
+    )
+    return reshaped(b, taken, m.root.output.type.shape)
+
+
 # A product with one-hot rows picks rows.
 
 
@@ -198,5 +264,8 @@ INDEX_RULES = (
     iota_backwards,
     iota_in_shape,
     gather_everything,
+    view_of_number,
+    gather_before_expand,
+    gather_at_count,
     one_hot_product,
 )

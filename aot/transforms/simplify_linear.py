@@ -280,6 +280,28 @@ _ADDED_TWICE = op("add sub", op("add sub", "x", Constant("c1"), name="inner"), C
 _SCALED_TWICE = op("mul", op("mul", "x", Constant("c1"), name="inner"), Constant("c2"))
 
 
+def _outer_products(nodes: Sequence[Node], view: View) -> float:
+    return sum(1.0 for n in nodes if n.op == "mul" and all(v.type.shape != n.output.type.shape for v in n.operands))
+
+
+def _check_outer(m: Match) -> str | None:
+    inner = m.node("inner")
+    if m["x"].type.shape != m.root.output.type.shape or m.view.const(m["s"]) is not None:
+        return SILENT
+    return None if all(v.type.shape != inner.output.type.shape for v in inner.operands) else SILENT
+
+
+@rule(
+    op("mul", "x", op("mul", "s", Constant("c"), name="inner")),
+    check=_check_outer,
+    measure=_outer_products,
+    exact=False,
+)
+def scale_by_both(b: Builder, m: Match) -> Value:
+    """x * (s * c), where s * c is larger than either, is (x * s) * c."""
+    return emit(b, "mul", emit(b, "mul", m["x"], m["s"]), m["c"])
+
+
 def _check_integers(m: Match) -> str | None:
     return _check_chain(m) if m["x"].type.dtype.is_integer else SILENT
 
@@ -400,6 +422,7 @@ LINEAR_RULES = (
     add_constants,
     add_integers,
     multiply_constants,
+    scale_by_both,
     multiply_integers,
     pad_into_conv,
     pad_into_pool,

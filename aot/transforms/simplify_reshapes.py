@@ -53,12 +53,16 @@ def _check_reshaped_operands(m: Match) -> str | None:
         return SILENT
     source = mains[0].operands[0].type.shape
     units = only_units_move(source, out)
+    if not units and any(m.view.sole_user(maker.output) is not node for maker in mains):
+        return "the reshape joins or splits axes for others too"
     plan: list[tuple[Value | None, tuple[Dim, ...] | None]] = []
     for value, maker in zip(node.inputs, makers, strict=True):
-        if value is None or value.type.rank == 0:
+        if value is None:
             plan.append((value, None))
         elif maker is not None and value.type.shape == out and maker.operands[0].type.shape == source:
             plan.append((maker.operands[0], None))
+        elif value.type.rank == 0:
+            plan.append((value, None))
         elif m.view.const(value) is not None and all(extent == 1 for extent in value.type.shape):
             plan.append((value, ()))
         elif units and value_fits(value, out) and maker is not None:

@@ -5,6 +5,8 @@ Nothing here changes an arithmetic result, and no rule makes more transposes tha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aot.builder import Builder
 from aot.dims import Dim
 from aot.ir import Node, Value
@@ -37,6 +39,18 @@ def _goes_with_root(m: Match, maker: Node) -> bool:
     return m.view.sole_user(maker.output) is m.root
 
 
+def _wide(value: Value, rank: int) -> tuple[Dim, ...]:
+    """The shape of a broadcast operand with axes of extent 1 in front, up to a rank."""
+    return (*(1,) * (rank - value.type.rank), *value.type.shape)
+
+
+def _turns_freely(value: Value, perm: Sequence[int]) -> bool:
+    """Whether a transpose of the value moves axes of extent 1 only."""
+    shape = _wide(value, len(perm))
+    moved = [axis for axis in perm if shape[axis] != 1]
+    return moved == sorted(moved)
+
+
 def _check_operands(m: Match) -> str | None:
     """Plans the operands of an elementwise op before the transposes they share."""
     node = m.root
@@ -53,7 +67,7 @@ def _check_operands(m: Match) -> str | None:
             plan.append((value, "as it is"))
         elif maker is not None and perm_of(maker) == perm:
             plan.append((maker.operands[0], "as it is"))
-        elif m.view.const(value) is not None and value_fits(value, out):
+        elif value_fits(value, out) and (m.view.const(value) is not None or _turns_freely(value, back)):
             plan.append((value, "turned"))
         else:
             return "another operand is neither transposed alike nor a constant"
@@ -71,22 +85,33 @@ def transpose_below_map(b: Builder, m: Match) -> Value:
     operands: list[Value | None] = []
     for value, how in m.facts["plan"]:
         if value is not None and how == "turned":
-            wide: tuple[Dim, ...] = (*(1,) * (len(perm) - value.type.rank), *value.type.shape)
-            value = transposed(b, reshaped(b, value, wide), back)
+            wide = _wide(value, len(perm))
+            turned = [wide[axis] for axis in back]
+            if _turns_freely(value, back):
+                value = reshaped(b, value, turned)
+            else:
+                value = transposed(b, reshaped(b, value, wide), back)
         operands.append(value)
     return transposed(b, emit(b, m.root.op, *operands, **m.root.attrs), perm)
 
 
 def _check_reduce(m: Match) -> str | None:
-    return None if m.root.attrs["keepdims"] else SILENT
+    if not m.root.attrs["keepdims"]:
+        return SILENT
+    if _goes_with_root(m, m.node("inner")) or _turns_freely(m.root.output, inverse(perm_of(m.node("inner")))):
+        return None
+    return "the transpose is read by others too"
 
 
-@rule(op(REDUCES, op("transpose", "x", name="inner")), check=_check_reduce, measure=_TRANSPOSE_READS)
+@rule(op(REDUCES, op("transpose", "x", name="inner", shared=True)), check=_check_reduce, measure=_TRANSPOSE_READS)
 def transpose_below_reduce(b: Builder, m: Match) -> Value:
     """A reduction of a transposed tensor is a transpose of the smaller reduction."""
     perm = perm_of(m.node("inner"))
     axes = tuple(sorted(perm[axis] for axis in ints(m.root.attrs["axes"])))
-    return transposed(b, emit(b, m.root.op, m["x"], axes=axes, keepdims=True), perm)
+    total = emit(b, m.root.op, m["x"], axes=axes, keepdims=True)
+    if _turns_freely(total, perm):
+        return reshaped(b, total, m.root.output.type.shape)
+    return transposed(b, total, perm)
 
 
 @rule(op("slice", op("transpose", "x", name="inner")), measure=_TRANSPOSE_READS)
