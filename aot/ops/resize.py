@@ -48,8 +48,14 @@ def _infer(attrs: Attrs, x: TensorType) -> TensorType:
 
 def _resized(attrs: Attrs, source: Sequence[Dim], result: Sequence[Dim]) -> list[int]:
     """The axes whose coordinates change."""
-    scales = sequence_attr(attrs, "scales") or (1.0,) * len(source)
-    return [axis for axis, (n, m, s) in enumerate(zip(source, result, scales, strict=True)) if n != m or s != 1.0]
+    scales = sequence_attr(attrs, "scales")
+    if not scales:
+        return [axis for axis, (n, m) in enumerate(zip(source, result, strict=True)) if n != m]
+    return [
+        axis
+        for axis, (n, m, scale) in enumerate(zip(source, result, scales, strict=True))
+        if scale != 1.0 or (isinstance(n, int) and isinstance(m, int) and n != m)
+    ]
 
 
 def _f32(number: float) -> Expr:
@@ -83,8 +89,8 @@ def _coordinate(attrs: Attrs, axis: int, index: Expr, source: Dim, result: Dim) 
     if rule == "asymmetric":
         return place / scale
     centred = (place + 0.5) / scale
-    if rule == "tf_half_pixel_for_nn":
-        return centred
+    if rule == "tf_half_pixel_for_nn":  # the one rule that would shift an axis that keeps its size
+        return centred if scale.op == "const" else select(call("eq", scale, 1.0), place, centred)
     if rule == "half_pixel":
         return centred - 0.5
     if rule == "pytorch_half_pixel":

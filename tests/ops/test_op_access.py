@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +12,13 @@ import pytest
 from aot import dims as dimension
 from aot import expr as expression
 from aot.dims import Symbol
-from aot.dtypes import from_numpy
 from aot.evaluate import evaluate_op
 from aot.expr import Expr, axis, load
 from aot.ir import Array, TensorType
-from aot.ops import OPS, OpDef, OpError, Sample, infer
+from aot.ops import OPS, OpDef, Sample, infer
 from aot.ops.indexing import reshape_groups
 from aot.ops.opdef import Attrs
+from tests.ops.samples import cases, types_of, variants
 
 
 @dataclass(frozen=True)
@@ -98,19 +97,11 @@ def _load(array: Array, args: list[Any]) -> Any:
     return np.where(guard, array[tuple(clipped)], fill)
 
 
-CASES = [
-    pytest.param(name, sample, id=f"{name}-{number}")
-    for name, op in sorted(OPS.items())
-    if op.access is not None
-    for number, sample in enumerate(op.samples(np.random.default_rng(zlib.crc32(name.encode()))))
-]
-
-
-@pytest.mark.parametrize(("name", "sample"), CASES)
+@pytest.mark.parametrize(("name", "sample"), cases(lambda op: op.access))
 def test_access_agrees_with_reference(name: str, sample: Sample) -> None:
     op = OPS[name]
     attrs = op.check_attrs(sample.attrs)
-    types = [None if a is None else TensorType(from_numpy(a.dtype), a.shape) for a in sample.operands]
+    types = types_of(sample)
     (out,) = infer(name, attrs, types)
     (expected,) = evaluate_op(op, attrs, sample.operands)
     got = evaluate_access(op, attrs, sample.operands, types, out, {})
@@ -118,32 +109,16 @@ def test_access_agrees_with_reference(name: str, sample: Sample) -> None:
     np.testing.assert_allclose(got, expected, rtol=sample.relative, atol=sample.absolute)
 
 
-@pytest.mark.parametrize(("name", "sample"), CASES)
+@pytest.mark.parametrize(("name", "sample"), cases(lambda op: op.access))
 def test_access_with_symbols_agrees_with_reference(name: str, sample: Sample) -> None:
-    """Equal extents become one symbol each, as in the model; the rule then has no numbers to lean on."""
+    """The rule then has no numbers to lean on."""
     op = OPS[name]
-    values = {f"s{extent}": extent for a in sample.operands if a is not None for extent in a.shape if extent > 1}
-    symbols = {extent: Symbol(symbol, lo=2).dim for symbol, extent in values.items()}
-    types = [
-        None if a is None else TensorType(from_numpy(a.dtype), tuple(symbols.get(n, n) for n in a.shape))
-        for a in sample.operands
-    ]
-    attrs = op.check_attrs(
-        {
-            key: tuple(symbols.get(item, item) for item in value)
-            if key in ("shape", "sizes") and op.attrs[key].type == "dims" and isinstance(value, tuple)
-            else value
-            for key, value in sample.attrs.items()
-        }
-    )
-    try:
-        (out,) = infer(name, attrs, types)
-    except OpError:
-        return
     (expected,) = evaluate_op(op, op.check_attrs(sample.attrs), sample.operands)
-    got = evaluate_access(op, attrs, sample.operands, types, out, values)
-    assert got.shape == expected.shape and got.dtype == expected.dtype
-    np.testing.assert_allclose(got, expected, rtol=sample.relative, atol=sample.absolute)
+    for variant in variants(name, sample):
+        (out,) = variant.results
+        got = evaluate_access(op, variant.attrs, sample.operands, variant.types, out, variant.symbols)
+        assert got.shape == expected.shape and got.dtype == expected.dtype
+        np.testing.assert_allclose(got, expected, rtol=sample.relative, atol=sample.absolute)
 
 
 @pytest.mark.parametrize(
