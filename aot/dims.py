@@ -205,36 +205,45 @@ def _product(left: Dim, right: Dim) -> Dim:
 def exact_div(dividend: Dim, divisor: Dim) -> Dim | None:
     """dividend / divisor as a polynomial, or None where it does not divide without a remainder.
 
-    Multivariate long division by the leading term, in the print order of monomials.
+    Multivariate long division by the leading term, in the print order of monomials; symbols of known
+    divisors count as multiples of their quotients.
     """
     if isinstance(dividend, int) and isinstance(divisor, int):
         return dividend // divisor if divisor and dividend % divisor == 0 else None
-    divisor_terms, divisor_constant = terms_of(divisor)
-    lead_monomial, lead_coefficient = divisor_terms[0] if divisor_terms else ((), divisor_constant)
-    if not lead_coefficient:
+    rest, by = _polynomial(dividend), _polynomial(divisor)
+    if not by:
         return None
-    quotient: Dim = 0
-    rest = dividend
+    lead_monomial = min(by, key=_monomial_key)
+    lead_coefficient = by[lead_monomial]
+    quotient: dict[Monomial, int] = {}
     for _ in range(64):
-        if rest == 0:
-            return quotient
-        rest_terms, rest_constant = terms_of(rest)
-        monomial, coefficient = rest_terms[0] if rest_terms else ((), rest_constant)
+        if not rest:
+            return _make({m: c for m, c in quotient.items() if m}, quotient.get((), 0))
+        monomial = min(rest, key=_monomial_key)
         remaining = list(monomial)
         for atom in lead_monomial:
             if atom not in remaining:
                 return None
             remaining.remove(atom)
-        if coefficient % lead_coefficient:
+        if rest[monomial] % lead_coefficient:
             return None
-        step = (
-            _make({tuple(remaining): coefficient // lead_coefficient}, 0)
-            if remaining
-            else coefficient // lead_coefficient
-        )
-        quotient = quotient + step
-        rest = rest - step * divisor
+        factor, coefficient = tuple(remaining), rest[monomial] // lead_coefficient
+        quotient[factor] = quotient.get(factor, 0) + coefficient
+        for by_monomial, by_coefficient in by.items():
+            key = tuple(sorted(factor + by_monomial, key=str))
+            rest[key] = rest.get(key, 0) - coefficient * by_coefficient
+            if not rest[key]:
+                del rest[key]
     return None
+
+
+def _polynomial(dim: Dim) -> dict[Monomial, int]:
+    """The non-zero coefficients, the constant under (), symbols of known divisors in quotients."""
+    terms, constant = terms_of(dim)
+    result = _in_quotients(terms)
+    if constant:
+        result[()] = constant
+    return {monomial: coefficient for monomial, coefficient in result.items() if coefficient}
 
 
 def floordiv(dividend: Dim, divisor: Dim) -> Dim:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from aot.dims import Dim
-from aot.ir import ROW_MAJOR, Const, Graph, Level, Node, Value
+from aot.ir import ROW_MAJOR, Const, Graph, Level, Node, Value, live
 from aot.lower import POOLS, ROOT_OPS
 from aot.ops import OPS, Kind
 from aot.passes import Context, transform
@@ -52,7 +52,7 @@ class _Cluster:
 @transform(takes=Level.CORE, gives=Level.FUSED)
 def fuse(graph: Graph, context: Context) -> Graph:
     """The graph with every op in a `kernel` node, except views and concatenations."""
-    return _Fuser(_clone_generators(graph), context).run()
+    return _Fuser(live(_clone_generators(graph)), context).run()
 
 
 def is_bare(node: Node) -> bool:
@@ -91,8 +91,9 @@ class _Fuser:
         self.graph = graph
         self.context = context
         numbers = context.target.numbers
-        self.bytes_per_us = numbers.get("bytes_per_us", 20e3)
-        self.flops_per_us = numbers.get("flops_per_us", 20e3)
+        # A value between two kernels is read back from the nearest cache that holds it.
+        self.bytes_per_us = numbers.get("l2_bytes_per_us", 40e3)
+        self.flops_per_us = numbers.get("fp32_flops_per_us", 60e3)
         self.launch_us = numbers.get("launch_us", 0.5)
         self.position = {node: number for number, node in enumerate(graph.nodes)}
         self.cluster: dict[Node, _Cluster] = {}
