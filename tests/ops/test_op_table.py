@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from aot import dims as dimension
 from aot.builder import Builder
 from aot.dims import Symbol
-from aot.dtypes import from_numpy
+from aot.dtypes import BF16, F16, DType, from_numpy
 from aot.evaluate import evaluate, evaluate_op
 from aot.ir import Array, Graph, TensorType, Value
 from aot.ops import OPS, AttrSpec, DimMismatch, Kind, OpError, Sample, infer
@@ -126,3 +128,34 @@ def test_mismatch_carries_both_dims() -> None:
     with pytest.raises(DimMismatch) as caught:
         infer("add", {}, [TensorType(f32, (n,)), TensorType(f32, (m,))])
     assert (caught.value.left, caught.value.right) == (n, m)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize(
+    ("name", "shapes", "attrs"),
+    [
+        ("softmax", [(4, 33)], {"axis": -1}),
+        ("log_softmax", [(4, 33)], {"axis": -1}),
+        ("layer_norm", [(4, 33), (33,), (33,)], {"axis": -1}),
+        ("rms_norm", [(4, 33), (33,)], {"axis": -1}),
+        ("instance_norm", [(2, 3, 9), (3,), (3,)], {}),
+        ("group_norm", [(2, 4, 9), (4,), (4,)], {"groups": 2}),
+        ("reduce_mean", [(4, 33)], {"axes": (1,)}),
+        ("attention", [(1, 2, 5, 8), (1, 2, 6, 8), (1, 2, 6, 8)], {"scale": 0.35}),
+    ],
+)
+def test_half_precision_rows_are_computed_in_f32(
+    name: str, shapes: list[tuple[int, ...]], attrs: dict[str, Any], dtype: DType
+) -> None:
+    """Rounded once at the end: within one unit in the last place of the exact result."""
+    op = OPS[name]
+    rng = np.random.default_rng(3)
+    arrays = [np.asarray(rng.normal(size=shape)).astype(dtype.numpy) for shape in shapes]
+    builder = Builder()
+    given = [builder.input(f"in{number}", dtype, array.shape) for number, array in enumerate(arrays)]
+    assert op.decompose is not None
+    (got,) = evaluate(builder.finish(op.decompose(builder, op.check_attrs(attrs), given)), arrays)
+    (exact,) = evaluate_op(op, op.check_attrs(attrs), [array.astype(np.float64) for array in arrays])
+    assert got.dtype == dtype.numpy
+    unit = 2.0**-10 if dtype is F16 else 2.0**-7
+    np.testing.assert_allclose(got.astype(np.float64), exact, rtol=unit, atol=2.0**-22)
