@@ -79,16 +79,25 @@ def compiled(source: str) -> bytes:
         return target.read_bytes()
 
 
-def weights(seed: int = 0) -> tuple[Array, Array]:
-    """w [K, M] and b [M], f32."""
-    random = np.random.default_rng(seed)
-    return random.standard_normal((K, M)).astype(np.float32), random.standard_normal(M).astype(np.float32)
+def weights() -> tuple[Array, Array]:
+    """w [K, M] and b [M], f32: small fractions, so that sums of small inputs are exact in any order.
+
+    runtime/tests/runtime_test.c has the same formula.
+    """
+    w = ((np.arange(K * M) * 7 % 23 - 11) / 8).reshape(K, M)
+    b = (np.arange(M) * 5 % 11 - 5) / 4
+    return w.astype(np.float32), b.astype(np.float32)
+
+
+def batch_of(n: int) -> Array:
+    """An input [n, K] of small fractions."""
+    return ((np.arange(n * K) * 3 % 17 - 8) / 4).reshape(n, K).astype(np.float32)
 
 
 def expected(x: Array) -> Array:
-    """What the program computes, in f64."""
+    """What the program computes; exact for `batch_of`."""
     w, b = weights()
-    return np.maximum(x.astype(np.float64) @ w.astype(np.float64) + b, 0)
+    return np.maximum(x.astype(np.float64) @ w.astype(np.float64) + b, 0).astype(np.float32)
 
 
 def program(target: str = "cpu:x86-64", variant: str = "") -> Program:
