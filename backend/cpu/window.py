@@ -70,6 +70,9 @@ def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:
     x = kernel.inputs[root.x].type
     if x.dtype != root.accumulate or register_dtype(x.dtype) != x.dtype:
         raise CompilerError(f"{kernel.name}: a convolution of {x.dtype} with sums in {root.accumulate}")
+    for (low, high), (before, after) in zip(x.halo[2:], root.pads, strict=True):
+        if low < before or high < after:
+            raise CompilerError(f"{kernel.name}: the input's halo {x.halo} does not cover the padding {root.pads}")
     constant = is_constant_weight(kernel, root)
     if constant and channels == 1 and root.groups > 1:
         return emit_depthwise(kernel, isa)

@@ -217,3 +217,27 @@ def test_dynamic_sizes(isa: Isa, groups: int) -> None:
         check(three, isa, symbols, threads=sizes[0] == 2)
         if groups == 1:
             check(one, isa, symbols, threads=sizes[0] == 2)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        dict(n=1, c=32, spatial=(9, 12), o=32, window=(3, 3), pads=P1),
+        dict(n=2, c=40, spatial=(7, 7), o=100, window=(3, 3), pads=P1, epilogue="residual", out_halo=1),
+        dict(n=1, c=64, spatial=(30, 31), o=35, window=(3, 3), pads=((0, 0), (1, 0)), epilogue="residual"),
+        dict(n=3, c=128, spatial=(14, 14), o=64, window=(3, 3), pads=((1, 0), (0, 1)), out_channels=128),
+    ],
+)
+def test_winograd(isa: Isa, case: dict[str, Any]) -> None:
+    kernel = conv_kernel(**case)
+    assert "F(2x2" in emit_window(kernel, isa).schedule and "F(2x2" not in emit_window(kernel, isa, exact=True).schedule
+    check(kernel, isa, exact=False)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_winograd_of_dynamic_sizes(isa: Isa) -> None:
+    n, h, w = (Symbol(name).dim for name in "nhw")
+    kernel = conv_kernel(n, 36, (h, w), 48, (3, 3), pads=P1, epilogue="residual", out_halo=1)
+    for sizes in ((1, 1, 1), (2, 5, 4), (1, 3, 23), (1, 40, 17)):
+        check(kernel, isa, dict(zip("nhw", sizes, strict=True)), threads=sizes[0] == 2, exact=False)
