@@ -1,0 +1,61 @@
+"""The CPU backend: kernels as header-free C with vector extensions, one shared object per level of x86-64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from aot.backend.base import Emitted
+from aot.backend.cpu import build as builder
+from aot.backend.cpu.attend import emit_attend
+from aot.backend.cpu.contract import emit_contract
+from aot.backend.cpu.isa import ISAS, isa_of
+from aot.backend.cpu.loops import emit_loops
+from aot.backend.cpu.prelude import assemble
+from aot.backend.cpu.scan import emit_scan
+from aot.backend.cpu.window import emit_window
+from aot.kernel import AttendRoot, ContractRoot, Kernel, ScanRoot, WindowRoot
+from aot.target import Target
+
+
+class CpuBackend:
+    """See aot.backend.base.Backend."""
+
+    name = "cpu"
+    default_architectures = ("x86-64-v4", "x86-64-v3")
+
+    def target(self, architecture: str) -> Target:
+        return isa_of(architecture).target
+
+    def emit(self, kernel: Kernel, target: Target) -> Emitted:
+        isa = isa_of(target.architecture)
+        root = kernel.root
+        if isinstance(root, ContractRoot):
+            return emit_contract(kernel, isa)
+        if isinstance(root, WindowRoot):
+            return emit_window(kernel, isa)
+        if isinstance(root, AttendRoot):
+            return emit_attend(kernel, isa)
+        if isinstance(root, ScanRoot):
+            return emit_scan(kernel, isa)
+        return emit_loops(kernel, isa)
+
+    def build(
+        self,
+        sources: Sequence[tuple[str, str]],
+        target: Target,
+        cache: Path | None,
+        *,
+        jobs: int = 0,
+        compiler: str | None = None,
+    ) -> bytes:
+        """A shared object that exports each symbol. `jobs`: compilers at a time, 0 for one per CPU."""
+        isa = isa_of(target.architecture)
+        complete = [(symbol, assemble(source, isa)) for symbol, source in sources]
+        return builder.build(complete, isa, builder.find_compiler(compiler or ""), cache, jobs)
+
+    def tools(self, compiler: str | None = None) -> Mapping[str, str]:
+        return {"c_compiler": builder.find_compiler(compiler or "").version}
+
+
+__all__ = ["ISAS", "CpuBackend"]

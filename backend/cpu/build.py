@@ -98,7 +98,9 @@ def _find(requested: str) -> Compiler:
     if requested:
         found = _identify(tuple(requested.split()))
         if found is None:
-            raise TargetError(f"the C compiler {requested!r} does not run", hint="Set AOTC_CC to a gcc, clang or zig cc.")
+            raise TargetError(
+                f"the C compiler {requested!r} does not run", hint="Set AOTC_CC to a gcc, clang or zig cc."
+            )
         return found
     for command in (("cc",), ("gcc",), ("clang",), (sys.executable, "-m", "ziglang", "cc")):
         found = _identify(command)
@@ -127,21 +129,23 @@ def _identify(command: tuple[str, ...]) -> Compiler | None:
     return Compiler(command, f"gcc {version}", GCC_FLAGS)
 
 
-def build(sources: Sequence[tuple[str, str]], isa: Isa, compiler: Compiler, cache_dir: Path | None) -> bytes:
+def build(
+    sources: Sequence[tuple[str, str]], isa: Isa, compiler: Compiler, cache_dir: Path | None, jobs: int = 0
+) -> bytes:
     """Compiles (symbol, source) pairs and links them; each source defines the function KERNEL.
 
     Raises CompilerError with the compiler's first lines if a source does not compile.
     """
     with tempfile.TemporaryDirectory(prefix="aotc-") as folder:
         work = Path(folder)
-        jobs = [*sources, ("", SUPPORT)]
+        units = [*sources, ("", SUPPORT)]
 
         def one(number: int) -> Path:
-            symbol, source = jobs[number]
+            symbol, source = units[number]
             return _object(symbol, source, isa, compiler, cache_dir, work / f"{number}.o")
 
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            objects = list(pool.map(one, range(len(jobs))))
+        with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+            objects = list(pool.map(one, range(len(units))))
         # A response file: thousands of objects do not fit on a command line.
         for number, path in enumerate(objects):
             if path.parent != work:
@@ -174,7 +178,9 @@ def _object(symbol: str, source: str, isa: Isa, compiler: Compiler, cache_dir: P
 def _run(command: Sequence[str], source: str, what: str, folder: Path) -> None:
     environment = {**os.environ, "LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
     try:
-        done = subprocess.run(command, input=source.encode(), capture_output=True, cwd=folder, env=environment, check=False)
+        done = subprocess.run(
+            command, input=source.encode(), capture_output=True, cwd=folder, env=environment, check=False
+        )
     except OSError as error:
         raise TargetError(f"cannot run {command[0]}: {error.strerror}", where=what) from error
     if done.returncode:

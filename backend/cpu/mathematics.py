@@ -36,13 +36,17 @@ _ERF_Q = (
 )  # fmt: skip
 # tanh(x) = x P(x²) / Q(x²) for |x| <= 9.02, 2.1e-8 relative; beyond, it rounds to 1.
 _TANH_P = (1.0, 0.13379718363285065, 0.0034940342884510756, 2.058347854472231e-05, 1.3319069402939476e-08)
+# At these the rational forms come out two units above 1, so that the clamp makes all beyond exactly 1.
+_ERF_LIMIT = 3.9210710525512695
+_TANH_LIMIT = 9.019681930541992
 _TANH_Q = (1.0, 0.4671303331851959, 0.025871071964502335, 0.00032830925192683935, 7.762018299217743e-07)
 # exp(x²) erfc(x) for 1 <= x <= 6, in t = (x - 3) / (x + 3); 4e-15 relative.
 _ERFC = (
     0.17900115118139007, -0.3262335600430392, 0.24560380171232243, -0.15011593650023203, 0.07166583720048715,
     -0.024392499369378613, 0.004269136126734019, 0.0007077483723962265, -0.0005970538935774982, 4.522028153560364e-05,
     6.388714725369439e-05, -1.2584554622553201e-05, -6.036200698955404e-06, 2.0705908747997146e-06,
-    -9.862979787625247e-06, -1.19459858653911e-05, 2.1254501430989287e-05, 4.774557862579254e-05, 2.5166009567606835e-05,
+    -9.862979787625247e-06, -1.19459858653911e-05, 2.1254501430989287e-05, 4.774557862579254e-05,
+    2.5166009567606835e-05,
 )  # fmt: skip
 
 _PI_BITS = 1400
@@ -230,7 +234,8 @@ def _logarithms(p: _Precision) -> list[str]:
             "log",
             [
                 f"const v_{i} small = (v_{i})(x < {tiny})",
-                f"const v_{i} b = (v_{i})(x * ({v})((small & (v_{i})splat_{t}({lift})) | (~small & (v_{i})splat_{t}({p.number(1.0)}))))",
+                f"const v_{i} up = (v_{i})splat_{t}({lift}), as_is = (v_{i})splat_{t}({p.number(1.0)})",
+                f"const v_{i} b = (v_{i})(x * ({v})((small & up) | (~small & as_is)))",
                 f"const v_{i} k = (b - {root}) >> {shift}",
                 f"const {v} f = ({v})(b - (k << {shift})) - {p.number(1.0)}",
                 f"const {v} e = __builtin_convertvector(k - (small & {lifted}), {v})",
@@ -254,10 +259,11 @@ def _error_function(p: _Precision) -> list[str]:
     v, t = p.vector, p.name
     if t == "f32":
         result = []
-        for name, limit, top, bottom in (("erf", 3.92, _ERF_P, _ERF_Q), ("tanh", 9.02, _TANH_P, _TANH_Q)):
+        for name, limit, top, bottom in (("erf", _ERF_LIMIT, _ERF_P, _ERF_Q), ("tanh", _TANH_LIMIT, _TANH_P, _TANH_Q)):
             lines = [
                 f"const {v} a = {p.clamp('x', -limit, limit)}, z = a * a",
-                f"a * {p.poly('z', top)} / {p.poly('z', bottom)}",
+                f"const {v} y = a * {p.poly('z', top)} / {p.poly('z', bottom)}",
+                p.clamp("y", -1.0, 1.0),
             ]
             result.append(p.define(name, lines))
         return result
@@ -318,9 +324,7 @@ def _inverse_circular(p: _Precision) -> list[str]:
             "asin",
             [*core, f"copysign_{t}({p.select(f'a > {p.number(0.5)}', f'({half} - {p.number(2.0)} * y)', 'y')}, x)"],
         ),
-        p.define(
-            "acos", [*core, p.select(f"a > {p.number(0.5)}", positive, f"({half} - copysign_{t}(y, x))")]
-        ),
+        p.define("acos", [*core, p.select(f"a > {p.number(0.5)}", positive, f"({half} - copysign_{t}(y, x))")]),
     ]
 
 
@@ -381,8 +385,7 @@ def _circular(isa: Isa) -> list[str]:
         "  f64 r = ((f64)high + (f64)low * 5.421010862427522e-20) * 5.421010862427522e-20 * 1.5707963267948966;\n"
         "  if (x < 0) { q = -q; r = -r; }\n"
         "  *quadrant = q; return r;\n}\n",
-        "static i32 any_bool(v_i32 m) {\n"
-        "  i32 r = 0; for (u32 i = 0; i < sizeof(m) / 4; i++) r |= m[i]; return r; }\n",
+        "static i32 any_bool(v_i32 m) {\n  i32 r = 0; for (u32 i = 0; i < sizeof(m) / 4; i++) r |= m[i]; return r; }\n",
     ]
     for p in (_Precision("f32"), _Precision("f64")):
         v, t, i, one = p.vector, p.name, p.integer, p.number(1.0)

@@ -70,7 +70,9 @@ def functions(isa: Isa) -> Mapping[str, str]:
         if part.strip():
             match = _DECLARED.search(part)
             assert match is not None, part
-            result[match.group(1)] = "static inline __attribute__((always_inline, unused)) " + part.removeprefix("static ")
+            result[match.group(1)] = "static inline __attribute__((always_inline, unused)) " + part.removeprefix(
+                "static "
+            )
     return result
 
 
@@ -85,6 +87,7 @@ def _memory(isa: Isa) -> str:
         out.append(f"static v_{name} load_{name}(const {name} *p) {{ return *(const m_{name} *)p; }}\n")
         out.append(f"static void store_{name}({name} *p, v_{name} v) {{ *(m_{name} *)p = v; }}\n")
         out.append(_partial(isa, name, width))
+    out.append("static v_i32 first_bool(i64 n) { return iota_i32(0) < splat_i32((i32)n); }\n")
     out.append("static v_i32 splat_bool(i32 x) { return -x - (v_i32){}; }\n")
     # Truth values: bytes 0 and 1 in memory; any other byte counts as true.
     out.append("static i32 get_bool(const u8 *p) { return *p != 0; }\n")

@@ -1,0 +1,10 @@
+"""The table of backends: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aot.backend.base import Backend
+from aot.backend.cpu import CpuBackend
+
+BACKENDS: Mapping[str, Backend] = {"cpu": CpuBackend()}

@@ -1,0 +1,475 @@
+"""Kernels that are loops: MAP, VIEW, GATHER, REDUCE and ROW.
+
+A unit of work is one index of the outer axes (times a piece of the vector axis); threads take equal
+runs of units. Inside a unit, reductions are stages that run before what uses them. Two forms:
+
+lanes along the row: a stage is a loop with blocks along its own axis into a fixed number of partial
+    results, folded in a fixed order (softmax and layer norm over the last axis, sums of rows);
+lanes along a kept axis: every lane is a row of its own, stages are loops around blocks (pooling and
+    means over pixels in channels-last layout, softmax over channels).
+
+Invariant: the order of every reduction follows from shapes alone, never from threads or position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from aot import dims as dimension
+from aot.backend.base import Emitted
+from aot.backend.cpu.accumulate import Accumulator
+from aot.backend.cpu.code import Code, DimTable, register_dtype, vector_type
+from aot.backend.cpu.isa import Isa
+from aot.backend.cpu.nest import (
+    axes_of_reduce,
+    flatten,
+    free_axes,
+    lane_cost,
+    loads_of,
+    unify_rows,
+    work_of,
+)
+from aot.backend.cpu.panels import bytes_moved, kernel_body, zero_halos
+from aot.backend.cpu.render import Renderer, Scope
+from aot.dims import Dim
+from aot.dtypes import I32
+from aot.expr import Expr, cast, const, walk
+from aot.kernel import Kernel, Store
+
+PIECE = 2048
+"""Elements of a long vector axis that make one unit of work."""
+
+
+def emit_loops(kernel: Kernel, isa: Isa) -> Emitted:
+    """C for a kernel without a root."""
+    return _Emitter(kernel, isa).emit()
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where code is being written: a scope, and what is needed to make the next one inside it.
+
+    Where lanes run along `vector`, `parent` is the scope of what they share, `text` the first lane's
+    index, `count` how many lanes are valid, and `blocks` the values per lane that are known here.
+    `row` is the C text of the position in row buffers.
+    """
+
+    scope: Scope
+    parent: Scope
+    axes: frozenset[int]
+    bound: frozenset[Expr] = frozenset()
+    vector: int | None = None
+    text: str = ""
+    count: str | None = None
+    blocks: Mapping[Expr, str] = field(default_factory=dict)
+    row: str = ""
+
+
+@dataclass
+class _Group:
+    """Stores over the same axes, the outermost in memory first. `extra` have only the kept ones."""
+
+    axes: tuple[int, ...]
+    stores: list[Store] = field(default_factory=list)
+    extra: list[Store] = field(default_factory=list)
+
+    @property
+    def values(self) -> list[Expr]:
+        return [store.value for store in (*self.stores, *self.extra)]
+
+
+class _Emitter:
+    def __init__(self, kernel: Kernel, isa: Isa) -> None:
+        self.source = kernel
+        self.isa = isa
+        self.kernel = flatten(kernel)
+        self.dims = DimTable()
+        self.code = Code()
+        self.notes: list[str] = []
+        self.scratch: Dim = 0
+        self.group = _Group(())
+        self.rows: list[int] = []
+        self.buffers: dict[Expr, str] = {}
+        self.stored: set[Expr] = set()
+
+    def emit(self) -> Emitted:
+        with kernel_body(self.code, self.dims):
+            if any(any(map(any, output.type.halo)) for output in self.source.outputs):
+                with self.code.block():
+                    zero_halos(Renderer(self.source, self.dims, self.isa, self.code))
+            for group in self._groups():
+                self._emit_group(group)
+        elements = dimension.product(a.extent for a in self.source.axes)
+        work = sum(work_of(store.value) for store in self.kernel.stores)
+        return Emitted(
+            self.code.text(),
+            self.dims.dims,
+            "; ".join(self.notes),
+            self.scratch,
+            flops=elements * work,
+            bytes_moved=bytes_moved(self.source),
+        )
+
+    def _groups(self) -> list[_Group]:
+        """Stores by their axes; what is stored once per row goes with the row. Fewer axes come first."""
+        order = [a for a in self.source.outputs[0].type.order if a < self.kernel.domain]
+        order += [a for a in range(self.kernel.domain) if a not in order]
+        groups: dict[tuple[int, ...], _Group] = {}
+        for store in self.kernel.stores:
+            wanted = frozenset(store.axes) if store.axes else frozenset(order)
+            axes = tuple(a for a in order if a in wanted and self.kernel.axes[a].extent != 1)
+            groups.setdefault(axes, _Group(axes)).stores.append(store)
+        largest = max(groups.values(), key=lambda group: len(group.axes))
+        kept = tuple(a for a in largest.axes if a not in self._rows_of(largest))
+        if kept != largest.axes and kept in groups:
+            largest.extra = groups.pop(kept).stores
+        return sorted(groups.values(), key=lambda group: len(group.axes))
+
+    def _rows_of(self, group: _Group) -> list[int]:
+        """The axes on which no reduction depends; none without reductions."""
+        reduces = reduces_of(group.values)
+        depends = frozenset(a for node in reduces for a in free_axes(node))
+        return [a for a in group.axes if a not in depends] if reduces else []
+
+    def _extent(self, number: int) -> str:
+        return self.dims.text(self.kernel.axes[number].extent)
+
+    # One group: the loops over units.
+
+    def _emit_group(self, group: _Group) -> None:
+        self.rows = self._rows_of(group)
+        unified = unify_rows(replace(self.kernel, stores=(*group.stores, *group.extra)), self.rows)
+        here = len(group.stores)
+        self.group = _Group(group.axes, list(unified.stores[:here]), list(unified.stores[here:]))
+        kept = [a for a in group.axes if a not in self.rows]
+        vector = self._choose(kept)
+        with self.code.block():
+            self.renderer = Renderer(unified, self.dims, self.isa, self.code)
+            self.buffers = self._plan_buffers(1 if vector is None else self.isa.lanes)
+            self._units(kept, vector)
+        if vector is not None:
+            self.notes.append(f"lanes along {self.kernel.axes[vector].name}")
+        else:
+            self.notes.append("lanes along the row" if kept else "one row")
+
+    def _choose(self, kept: Sequence[int]) -> int | None:
+        """The kept axis that lanes run along, or None: along the row, or along what is reduced."""
+        group, lanes = self.group, self.isa.lanes
+        reduces = reduces_of(group.values)
+        inside = loads_of(node.args[0] for node in reduces)
+        outside = [load for load in loads_of(group.values) if load not in inside]
+        best: tuple[float, int | None] = (math.inf, None)
+        for number in reversed(kept):
+            cost = lane_cost(self.kernel, inside + outside, group.stores, number, lanes)
+            if cost < best[0] * 0.999:
+                best = (cost, number)
+        if not reduces or not kept:
+            return best[1]
+        cost = 4.0 / lanes  # folding the partial results
+        for node in reduces:
+            mine = loads_of(node.args)
+            cost += min((lane_cost(self.kernel, mine, (), a, lanes) for a in axes_of_reduce(node)), default=1.0)
+        if self.rows:
+            cost += min(lane_cost(self.kernel, outside, group.stores, a, lanes) for a in self.rows)
+        return None if cost <= best[0] else best[1]
+
+    def _units(self, kept: Sequence[int], vector: int | None) -> None:
+        """The loop over this thread's units; the indices of the outer axes are kept up by counting."""
+        code, lanes, dims = self.code, self.isa.lanes, self.dims
+        counted = [(self.kernel.axes[a].extent, f"i{a}") for a in kept if a != vector]
+        axes = {a: f"i{a}" for a in kept if a != vector}
+        piece = lanes if reduces_of(self.group.values) else PIECE
+        whole = False
+        if vector is not None:
+            extent = self.kernel.axes[vector].extent
+            whole = isinstance(extent, int) and extent <= piece
+            if not whole:
+                counted.append((dimension.ceildiv(extent, piece), "piece"))
+        code.line(f"const i64 units = {' * '.join(dims.text(extent) for extent, _ in counted) or '1'};")
+        code.line("i64 unit = units * args->thread / args->thread_count;")
+        code.line("const i64 units_end = units * (args->thread + 1) / args->thread_count;")
+        code.line("i64 rest = unit;")
+        for position, (extent, name) in reversed(list(enumerate(counted))):
+            text = dims.text(extent)
+            if position == 0:
+                code.line(f"i64 {name} = rest;")
+            elif isinstance(extent, int) and extent > 0:
+                code.line(f"i64 {name} = rest % {text}; rest /= {text};")
+            else:
+                code.line(f"i64 {name} = 0; if ({text} > 0) {{ {name} = rest % {text}; rest /= {text}; }}")
+        with code.block("for (; unit < units_end; unit++)"):
+            scope = self.renderer.scope(axes)
+            if vector is None:
+                self._unit(_Place(scope, scope, frozenset(axes)))
+            else:
+                self._pieces(vector, scope, frozenset(axes), piece, whole)
+            step = ""
+            for position, (extent, name) in reversed(list(enumerate(counted))):
+                step += f"if (++{name} == {dims.text(extent)}) {{ {name} = 0; " if position else f"{name}++;"
+            if counted:
+                code.line(step + " }" * (len(counted) - 1))
+
+    def _pieces(self, vector: int, scope: Scope, axes: frozenset[int], piece: int, whole: bool) -> None:
+        """The blocks along the vector axis that belong to a unit."""
+        code, lanes = self.code, self.isa.lanes
+        extent = self.kernel.axes[vector].extent
+        limit = self.dims.text(extent)
+        name = f"i{vector}"
+        if whole:
+            code.line(f"i64 {name} = 0;")
+            code.line(f"const i64 end = {limit};")
+        else:
+            code.line(f"i64 {name} = piece * {piece};")
+            code.line(f"const i64 end = {name} + {piece} < {limit} ? {name} + {piece} : {limit};")
+
+        def block(count: str | None) -> None:
+            inner = self.renderer.scope({vector: name}, vector, count, parent=scope)
+            self._unit(_Place(inner, scope, axes | {vector}, vector=vector, text=name, count=count))
+
+        if not isinstance(extent, int) or extent >= lanes:
+            with code.block(f"for (; {name} + {lanes} <= end; {name} += {lanes})"):
+                block(None)
+        if not isinstance(extent, int) or extent % lanes:
+            with code.block(f"if ({name} < end)"):
+                code.line(f"const i64 count = end - {name};")
+                block("count")
+
+    def _unit(self, place: _Place) -> None:
+        """The reductions that the stores need, then the stores over the row."""
+        group = self.group
+        self.stored = set()
+        place = self._prepare(place, group.values)
+        for store in group.extra:
+            place.scope.store(store)
+        values = [store.value for store in group.stores]
+
+        def finish(inner: _Place, part: int) -> None:
+            for store in group.stores:
+                inner.scope.store(store)
+
+        vector = None
+        if place.vector is None and self.rows:
+            vector = self._cheapest(self.rows, values, group.stores)
+        self._loop(place, self.rows, vector, values, 1, finish)
+
+    def _cheapest(self, axes: Sequence[int], values: Sequence[Expr], stores: Sequence[Store] = ()) -> int:
+        """The axis along which a pass over these values is cheapest; the innermost of equals."""
+        loads = loads_of(values)
+        costs = {a: lane_cost(self.kernel, loads, stores, a, self.isa.lanes) for a in axes}
+        return min(reversed(axes), key=lambda a: costs[a])
+
+    # Reductions.
+
+    def _prepare(self, place: _Place, values: Sequence[Expr]) -> _Place:
+        """Computes every reduction in `values` that can be computed here; the place after that."""
+        levels: dict[Expr, int] = {}
+        stages: dict[tuple[int, tuple[int, ...]], list[Expr]] = {}
+        for node in reduces_of(values):
+            if free_axes(node) <= place.axes and node not in place.bound:
+                levels[node] = 1 + max((levels[n] for n in walk(node.args[0]) if n in levels), default=-1)
+                stages.setdefault((levels[node], axes_of_reduce(node)), []).append(node)
+        for (_, over), nodes in sorted(stages.items(), key=lambda item: item[0][0]):
+            place = self._stage(place, over, nodes)
+        return place
+
+    def _stage(self, place: _Place, over: tuple[int, ...], nodes: Sequence[Expr]) -> _Place:
+        """One loop over the axes `over` that computes several reductions; the place after it."""
+        bodies = [node.args[0] for node in nodes]
+        if not over:
+            place = self._prepare(place, bodies)
+            return self._known(place, {node: place.scope.value(_of_one(node)) for node in nodes})
+        vector = self._cheapest(over, bodies) if place.vector is None else None
+        partial = self._partials(nodes, vector)
+        in_lanes = vector is not None or place.vector is not None
+        accumulators = [Accumulator(self.renderer, node, in_lanes, partial) for node in nodes]
+        code = self.code
+        for accumulator in accumulators:
+            accumulator.declare(code)
+        pending = [] if over != tuple(self.rows) else [
+            node for node in self.buffers if node not in self.stored and any(node in outside_reduces(b) for b in bodies)
+        ]  # fmt: skip
+
+        def body(inner: _Place, part: int) -> None:
+            inner = self._prepare(inner, bodies)
+            for accumulator in accumulators:
+                accumulator.add(inner.scope, part, inner.count if vector is not None else None)
+            for node in pending:
+                name = _held_name(node)
+                inner.scope.code.line(f"store_{name}({self.buffers[node]} + {inner.row}, {inner.scope.value(node)});")
+
+        self._loop(place, over, vector, bodies, partial, body)
+        self.stored.update(pending)
+        names = {node: a.result(code, vector is not None) for node, a in zip(nodes, accumulators, strict=True)}
+        return self._known(place, names)
+
+    def _known(self, place: _Place, names: Mapping[Expr, str]) -> _Place:
+        """The place after what was written, where these expressions have names."""
+        bound = place.bound | frozenset(names)
+        if place.vector is None:
+            scope = self.renderer.scope({}, values=names, parent=place.scope)
+            return replace(place, scope=scope, parent=scope, bound=bound)
+        blocks = {**place.blocks, **names}
+        scope = self.renderer.scope(
+            {place.vector: place.text}, place.vector, place.count, values=blocks, parent=place.parent
+        )
+        return replace(place, scope=scope, blocks=blocks, bound=bound)
+
+    def _partials(self, nodes: Sequence[Expr], vector: int | None) -> int:
+        """How many partial results hide the latency of accumulation; fixed by shapes and expressions."""
+        if vector is None or any(node.payload[0].startswith("arg") for node in nodes):
+            return 1
+        extent = self.kernel.axes[vector].extent
+        work = sum(work_of(node.args[0]) for node in nodes)
+        wanted = 4 if work <= 4 else 2 if work <= 12 else 1
+        while isinstance(extent, int) and wanted > 1 and extent < 2 * wanted * self.isa.lanes:
+            wanted //= 2
+        return wanted
+
+    # Loops.
+
+    def _loop(
+        self,
+        place: _Place,
+        over: Sequence[int],
+        vector: int | None,
+        values: Sequence[Expr],
+        partial: int,
+        body: Callable[[_Place, int], None],
+    ) -> None:
+        """Loops over axes, with blocks along `vector` innermost.
+
+        `body` gets the place and the number of the partial result; `partial` blocks are taken at a time.
+        """
+        single = [a for a in over if a != vector]
+        if single:
+            name = self.renderer.name("r")
+            with self.code.block(f"for (i64 {name} = 0; {name} < {self._extent(single[0])}; {name}++)"):
+                inner = self._enter(place, single[0], name, values)
+                self._loop(inner, [a for a in over if a != single[0]], vector, values, partial, body)
+        elif vector is None:
+            body(place, 0)
+        else:
+            self._blocks(place, vector, values, partial, body)
+
+    def _enter(self, place: _Place, number: int, name: str, values: Sequence[Expr]) -> _Place:
+        """The place inside a loop over single indices of an axis."""
+        scope = self.renderer.scope({number: name}, parent=place.parent)
+        inside = replace(place, scope=scope, parent=scope, axes=place.axes | {number})
+        if place.vector is None:
+            return inside
+        row = f"{name} * {self.isa.lanes}"
+        held = self._held(values, row) if self.rows == [number] else {}
+        blocks = {**place.blocks, **held}
+        lanes = self.renderer.scope({place.vector: place.text}, place.vector, place.count, values=blocks, parent=scope)
+        return replace(inside, scope=lanes, blocks=blocks, row=row)
+
+    def _blocks(
+        self, place: _Place, vector: int, values: Sequence[Expr], partial: int, body: Callable[[_Place, int], None]
+    ) -> None:
+        """A loop of blocks along an axis; the last, partial block runs the same code."""
+        code, lanes = self.code, self.isa.lanes
+        extent, end = self.kernel.axes[vector].extent, self._extent(vector)
+        name = self.renderer.name("v")
+        code.line(f"i64 {name} = 0;")
+
+        def block(text: str, count: str | None, part: int) -> None:
+            held = self._held(values, text) if self.rows == [vector] else {}
+            scope = self.renderer.scope({vector: text}, vector, count, values=held, parent=place.scope)
+            body(_Place(scope, place.scope, place.axes | {vector}, place.bound, vector, text, count, held, text), part)
+
+        step = partial * lanes
+        if partial > 1:
+            with code.block(f"for (; {name} + {step} <= {end}; {name} += {step})"):
+                for part in range(partial):
+                    block(f"({name} + {part * lanes})" if part else name, None, part)
+        left = extent % step if isinstance(extent, int) and partial > 1 else extent
+        if not isinstance(left, int) or left >= lanes:
+            with code.block(f"for (; {name} + {lanes} <= {end}; {name} += {lanes})"):
+                block(name, None, 0)
+        if not isinstance(extent, int) or extent % lanes:
+            with code.block(f"if ({name} < {end})"):
+                count = self.renderer.name("count")
+                code.line(f"const i64 {count} = {end} - {name};")
+                block(name, count, 0)
+
+    # Row buffers: what one stage computes and later ones read again.
+
+    def _plan_buffers(self, step: int) -> dict[Expr, str]:
+        """The expressions to keep, with the C names of their rows of scratch (`step` values per index)."""
+        if len(self.rows) != 1:
+            return {}
+        row = self.rows[0]
+        values = self.group.values
+        stages = [node.args[0] for node in reduces_of(values) if axes_of_reduce(node) == (row,)]
+        parts = [outside_reduces(expr) for expr in (*stages, *values)]
+        users: dict[Expr, int] = {}
+        for part in parts:
+            for node in part:
+                users[node] = users.get(node, 0) + 1
+        result: dict[Expr, str] = {}
+        covered: set[Expr] = set()
+        for part in parts:
+            for node in reversed(part):
+                if users[node] > 1 and node not in covered and row in free_axes(node):
+                    covered.update(walk(node))
+                    if work_of(node) >= 8 or len(loads_of([node])) > 1:
+                        result[node] = self._allocate(node, row, step)
+        return result
+
+    def _allocate(self, node: Expr, row: int, step: int) -> str:
+        held = _held_name(node)
+        name = self.renderer.name("row")
+        extent = dimension.ceildiv(self.kernel.axes[row].extent, self.isa.lanes) * self.isa.lanes
+        start = self.dims.text(self.scratch)
+        self.code.line(f"{held} *const {name} = ({held} *)((u8 *)args->scratch + {start});")
+        item = 4 if node.dtype.is_bool else register_dtype(node.dtype).itemsize_bytes
+        self.scratch = self.scratch + dimension.ceildiv(extent * step * item, 64) * 64
+        return name
+
+    def _held(self, values: Sequence[Expr], position: str) -> dict[Expr, str]:
+        """Reads what earlier stages kept and these values use; their names."""
+        result: dict[Expr, str] = {}
+        for node in self.buffers:
+            if node in self.stored and any(node in outside_reduces(value) for value in values):
+                name = self.renderer.name()
+                type_ = vector_type(node.dtype)
+                self.code.line(f"const {type_} {name} = load_{_held_name(node)}({self.buffers[node]} + {position});")
+                result[node] = name
+        return result
+
+
+def _of_one(node: Expr) -> Expr:
+    """What a reduction over no axes is."""
+    return const(0, node.dtype) if node.payload[0].startswith("arg") else cast(node.args[0], node.dtype)
+
+
+def _held_name(node: Expr) -> str:
+    """The C type of a kept value: its register type, lane masks as i32."""
+    return (I32 if node.dtype.is_bool else register_dtype(node.dtype)).name
+
+
+def reduces_of(values: Iterable[Expr]) -> list[Expr]:
+    """Every distinct reduction in expressions, inner ones first."""
+    found: dict[Expr, None] = {}
+    for value in values:
+        for node in walk(value):
+            if node.op == "reduce":
+                found.setdefault(node)
+    return list(found)
+
+
+def outside_reduces(expr: Expr) -> list[Expr]:
+    """The nodes of an expression without what is inside its reductions, operands first."""
+    order: dict[Expr, None] = {}
+
+    def visit(node: Expr) -> None:
+        if node not in order:
+            if node.op != "reduce":
+                for a in node.args:
+                    visit(a)
+            order[node] = None
+
+    visit(expr)
+    return list(order)
