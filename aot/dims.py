@@ -161,7 +161,8 @@ def _in_quotients(terms: Iterable[tuple[Monomial, int]]) -> dict[Monomial, int]:
 
 def _without_quotients(terms: dict[Monomial, int]) -> dict[Monomial, int]:
     """The inverse of `_in_quotients`, for each quotient that every one of its terms allows."""
-    for quotient in dict.fromkeys(atom for monomial in terms for atom in monomial if _is_quotient(atom)):
+    # Sorted, so that the result does not depend on how the expression came about.
+    for quotient in sorted({atom for monomial in terms for atom in monomial if _is_quotient(atom)}, key=str):
         assert isinstance(quotient, Call)
         whole, divisor = quotient.args
         assert isinstance(whole, DimExpr) and isinstance(divisor, int)
@@ -315,25 +316,20 @@ def _extreme(function: str, dims: tuple[Dim, ...]) -> Dim:
     for dim in dims:
         inner = _single_call(dim, function)
         flat.extend(inner.args if inner is not None else (dim,))
+    flat.sort(key=str)  # so that the result does not depend on the order of the arguments
     kept: list[Dim] = []
-    for i, dim in enumerate(flat):
-        beaten = False
-        for j, other in enumerate(flat):
-            if i == j:
-                continue
-            difference = other - dim if function == "max" else dim - other
-            if difference == 0:
-                beaten = j < i
-            else:
-                beaten = bounds(difference)[0] >= 0
-            if beaten:
-                break
-        if not beaten:
+    for dim in flat:
+        if not any(_beats(function, other, dim) for other in kept):
+            kept = [other for other in kept if not _beats(function, dim, other)]
             kept.append(dim)
     if len(kept) == 1:
         return kept[0]
-    kept.sort(key=str)
     return _atom(Call(function, tuple(kept)))
+
+
+def _beats(function: str, dim: Dim, other: Dim) -> bool:
+    """Whether `dim` is at least (max) or at most (min) `other`, whatever the symbols are."""
+    return bounds(dim - other if function == "max" else other - dim)[0] >= 0
 
 
 def _atom(call: Call) -> DimExpr:
