@@ -7,6 +7,7 @@ guards of the artifact, so a run that breaks one is refused with the user's name
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -123,8 +124,7 @@ class Bindings:
 
     def resolve(self, left: Dim, right: Dim, where: str) -> bool:
         """Finds a condition that makes the two equal, and keeps it. False where there is none."""
-        for symbol, dim, text in _conditions(left, right):
-            trial = {symbol.name: dim}
+        for trial, text in _conditions(left, right):
 
             def put(found: Symbol, trial: Mapping[str, Dim] = trial) -> Dim:
                 return trial.get(found.name, found.dim)
@@ -132,7 +132,7 @@ class Bindings:
             if dimension.substitute(left, put) != dimension.substitute(right, put):
                 continue
             self._replaced = {name: dimension.substitute(old, put) for name, old in self._replaced.items()}
-            self._replaced.setdefault(symbol.name, dim)
+            self._replaced = trial | self._replaced
             self.notes.append(f"{self.user_text(text)} (needed by {where})")
             return True
         return False
@@ -146,8 +146,8 @@ class Bindings:
         return re.sub(r"[A-Za-z_]\w*", put, text)
 
 
-def _conditions(left: Dim, right: Dim) -> Iterator[tuple[Symbol, Dim, str]]:
-    """Candidate conditions, best first: (symbol, what replaces it, the condition in words)."""
+def _conditions(left: Dim, right: Dim) -> Iterator[tuple[dict[str, Dim], str]]:
+    """Candidate conditions, best first: what replaces symbols, by name, and the condition in words."""
     difference = left - right
     symbols = [symbol for symbol in dimension.symbols_of(difference) if symbol.origin == "input"]
     solved = sorted(
@@ -160,25 +160,24 @@ def _conditions(left: Dim, right: Dim) -> Iterator[tuple[Symbol, Dim, str]]:
             continue
         if isinstance(dim, int) and dim % symbol.divisor:
             continue
+        replaced = {symbol.name: dim}
         other = _plain_symbol(dim)
         if other is not None:
             merged = _merge(symbol, other)
             if merged is None:
                 continue
-            if merged != other:
-                # The survivor inherits the other's bounds first; the equality itself follows on the next round.
-                yield other, merged.dim, f"{other} is bounded like {symbol}"
-        yield symbol, dim, f"{symbol} must equal {dim}"
+            replaced = {symbol.name: merged.dim, other.name: merged.dim}
+        yield replaced, f"{symbol} must equal {dim}"
     for symbol in symbols:
         for least, most, words in _bound_candidates(difference, symbol):
-            yield symbol, replace(symbol, lo=least, hi=most).dim, words
+            yield {symbol.name: replace(symbol, lo=least, hi=most).dim}, words
     for symbol in symbols:
         for divisor in _DIVISORS:
             if divisor % symbol.divisor == 0 and divisor != symbol.divisor:
                 least = -(-max(symbol.lo, 1) // divisor) * divisor
                 if symbol.hi is None or symbol.hi >= least:
                     dim = replace(symbol, divisor=divisor, lo=least).dim
-                    yield symbol, dim, f"{symbol} must be a multiple of {divisor}"
+                    yield {symbol.name: dim}, f"{symbol} must be a multiple of {divisor}"
 
 
 def _merge(left: Symbol, right: Symbol) -> Symbol | None:
@@ -188,14 +187,7 @@ def _merge(left: Symbol, right: Symbol) -> Symbol | None:
     hi = min(ends) if ends else None
     if hi is not None and hi < lo:
         return None
-    common = left.divisor * right.divisor // _gcd(left.divisor, right.divisor)
-    return replace(right, lo=lo, hi=hi, divisor=common)
-
-
-def _gcd(left: int, right: int) -> int:
-    while right:
-        left, right = right, left % right
-    return left
+    return replace(right, lo=lo, hi=hi, divisor=math.lcm(left.divisor, right.divisor))
 
 
 def _plain_symbol(dim: Dim) -> Symbol | None:

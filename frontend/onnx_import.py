@@ -36,6 +36,8 @@ from aot.ops.opdef import DimMismatch
 LARGEST_ROUNDS = 64  # conditions on symbols that one import may add
 DEEPEST_CALL = 32  # functions inside functions
 _EXAMPLES = 5
+# What reading nonsense can raise. It is reported as a fault of the node.
+_FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, TypeError, ValueError)
 
 # Importing these modules fills CONVERTERS.
 CONVERTER_MODULES = (
@@ -242,22 +244,12 @@ class Importer:
                 self.where = name
                 raise
             except ModelError as error:
-                raise (
-                    error
-                    if error.where
-                    else ModelError(error.message, where=f"{name} ({node.op_type})", hint=error.hint)
-                ) from error
+                if error.where:
+                    raise
+                raise ModelError(error.message, where=f"{name} ({node.op_type})", hint=error.hint) from error
             except AotError:
                 raise
-            except (
-                ArithmeticError,
-                AssertionError,
-                AttributeError,
-                LookupError,
-                MemoryError,
-                TypeError,
-                ValueError,
-            ) as error:
+            except _FAULTS as error:
                 text = f"the node cannot be read: {type(error).__name__}: {error}"
                 raise ModelError(text, where=f"{name} ({node.op_type})") from error
         if len(results) < sum(1 for output in node.output if output):
@@ -483,6 +475,9 @@ def _attempt(model: OnnxModel, bindings: Bindings) -> tuple[Importer, Graph | No
                 raise ModelError(bindings.user_text(error.message), where=importer.where, hint=hint) from error
         except RecursionError as error:
             raise ModelError("the model is nested too deeply", where=importer.where) from error
+        except _FAULTS as error:
+            text = f"the model cannot be read: {type(error).__name__}: {error}"
+            raise ModelError(text, where=importer.where) from error
     raise ModelError(f"more than {LARGEST_ROUNDS} conditions on input sizes are needed", where=importer.where)
 
 

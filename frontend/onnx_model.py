@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,9 @@ def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> OnnxModel
         proto = _parse(data, where)
     if not proto.HasField("graph"):
         raise ModelError("not an ONNX model: it holds no graph", where=where, hint="Give an .onnx file.")
+    for text in _texts(proto):
+        if not isinstance(text, str):  # protobuf hands out what is not UTF-8 as bytes
+            raise ModelError(f"the name {text!r} is not UTF-8 text", where=where, hint="The file may be damaged.")
     opsets = _opsets(proto, where)
     functions: dict[tuple[str, str, str], FunctionProto] = {}
     for function in proto.functions:
@@ -150,6 +153,44 @@ def _parse(data: bytes, where: str) -> ModelProto:
         hint = "The file may be truncated; fetch or export it again."
         raise ModelError(f"not a readable ONNX model ({error})", where=where, hint=hint) from error
     return proto
+
+
+def _texts(proto: ModelProto) -> Iterator[Any]:
+    """Every name in a model."""
+    yield from (proto.producer_name, proto.producer_version)
+    for entry in proto.opset_import:
+        yield entry.domain
+    yield from _graph_texts(proto.graph)
+    for function in proto.functions:
+        yield from (function.name, function.domain, function.overload)
+        yield from (*function.input, *function.output, *function.attribute)
+        for entry in function.opset_import:
+            yield entry.domain
+        yield from _node_texts(function.node)
+
+
+def _graph_texts(graph: GraphProto) -> Iterator[Any]:
+    yield graph.name
+    for info in (*graph.input, *graph.output):
+        yield info.name
+        for dim in info.type.tensor_type.shape.dim:
+            yield dim.dim_param
+    for tensor in graph.initializer:
+        yield tensor.name
+        for entry in tensor.external_data:
+            yield from (entry.key, entry.value)
+    yield from _node_texts(graph.node)
+
+
+def _node_texts(nodes: Iterable[NodeProto]) -> Iterator[Any]:
+    for node in nodes:
+        yield from (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output)
+        for attribute in node.attribute:
+            yield from (attribute.name, attribute.ref_attr_name)
+            if attribute.HasField("g"):
+                yield from _graph_texts(attribute.g)
+            for graph in attribute.graphs:
+                yield from _graph_texts(graph)
 
 
 def _opsets(proto: ModelProto, where: str) -> dict[str, int]:

@@ -9,13 +9,14 @@ import numpy as np
 from aot import dims as dimension
 from aot import dtypes
 from aot.dims import Dim, DimExpr
-from aot.frontend.known import object_array
+from aot.frontend.known import LARGEST_KNOWN, object_array
 from aot.frontend.onnx_registry import Context, Result, onnx_op
 from aot.ir import Value, const_of
 from aot.ops import same_extent
 
 # Exporters write "to the end" as a large number; no axis is this long.
 _FAR = 1_000_000_000
+_LONGEST_TABLE = 1 << 24  # elements of a float range, which becomes a constant
 
 
 @onnx_op("Constant")
@@ -344,16 +345,18 @@ def _range(c: Context) -> Result:
     start, limit, delta = (part.flat[0] for part in parts)
     if delta == 0:
         c.fail("delta is 0")
-    if all(isinstance(item, int | float) for item in (start, limit, delta)) and (
-        dtype.is_float or limit - start < 4096
-    ):
-        count = max(int(np.ceil((limit - start) / delta)), 0)
-        if count > 1 << 31:
-            c.fail(f"a range of {count} elements is absurd")
-        array = (np.arange(count) * delta + start).astype(dtype.numpy)
-        if dtype.is_float or count > 4096:
-            return c.builder.const(array)
-        return c.builder.known_value(object_array(array.tolist(), (count,)), dtype)
+    if all(isinstance(item, int | float) for item in (start, limit, delta)):
+        steps = (limit - start) / delta
+        if not np.isfinite(steps):
+            c.fail(f"a range from {start} to {limit} by {delta} has no length")
+        count = max(int(np.ceil(steps)), 0)
+        if dtype.is_float:
+            if count > _LONGEST_TABLE:
+                c.unsupported(f"a range of {count} floats")
+            return c.builder.const((np.arange(count) * delta + start).astype(dtype.numpy))
+        if count <= LARGEST_KNOWN:
+            contents = [start + number * delta for number in range(count)]
+            return c.builder.known_value(object_array(contents, (count,)), dtype)
     if not isinstance(delta, int) or not all(isinstance(item, int | DimExpr) for item in (start, limit)):
         c.unsupported("a range whose step is not a plain integer")
     room = limit - start if delta > 0 else start - limit

@@ -1,0 +1,45 @@
+"""The ONNX backend suite. AOT_SUITE=all runs every test; by default one in eight of the node tests."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tests.frontend.suite import SuiteCase, file_cases, node_cases, run
+
+# Passes of a full run (2024 tests without the large models).
+FULL_PASSES = 1480
+
+KNOWN_FAILURES = {
+    # The suite rounds every step to float16; the difference is one unit in the last place.
+    "test_attention_4d_causal_fp16": "float16 rounding",
+    "test_attention_4d_causal_fp16_expanded": "float16 rounding",
+    # ONNX Runtime uses the rounded output size here, as this compiler does.
+    "test_resize_downsample_scales_linear_align_corners": "fractional output size",
+    "test_resize_downsample_scales_cubic_align_corners": "fractional output size",
+}
+
+
+@pytest.mark.suite
+def test_suite(record_property: Callable[[str, object], None]) -> None:
+    everything = os.environ.get("AOT_SUITE") == "all"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cases: list[SuiteCase] = list(node_cases())
+        if everything:
+            cases += file_cases()
+        else:
+            cases = [case for case in cases if zlib.crc32(case.name.encode()) % 8 == 0]
+        verdicts = {case.name: run(case) for case in cases}
+    counts = Counter(verdict for verdict, _ in verdicts.values())
+    for verdict, count in counts.items():
+        record_property(verdict, count)
+    print(dict(counts))
+    failures = {name: reason for name, (verdict, reason) in verdicts.items() if verdict == "fail"}
+    assert set(failures) <= set(KNOWN_FAILURES), failures
+    assert counts["pass"] >= (FULL_PASSES if everything else 150)

@@ -1,0 +1,33 @@
+"""The public models: each imports, and its interpreted graph agrees with ONNX Runtime on its smallest case."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aot.evaluate import evaluate
+from aot.frontend import check, load_with_info
+from tests.frontend.models import assert_same
+from tests.zoo.catalogue import ZooModel, catalogue, folder, make_inputs
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("model", catalogue(), ids=lambda model: model.name)
+def test_public_model(model: ZooModel) -> None:
+    where = folder()
+    if where is None or not (where / model.file).exists():
+        pytest.skip("the public models are not here: run tests/zoo/fetch.py and set AOT_ZOO")
+    path: Path = where / model.file
+    assert check(path) == []
+    graph, info = load_with_info(path)
+    # No shape arithmetic is left, and what the model leaves open stays open.
+    assert not {"dim_tensor", "iota", "gather_nd"} & {node.op for node in graph.nodes}
+    assert info.node_count >= len(graph.nodes)
+    _, spec = min(model.cases, key=lambda case: sum(int(np.prod(entry["shape"])) for entry in case[1].values()))
+    inputs = make_inputs(spec)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert_same(evaluate(graph, inputs), [np.asarray(result) for result in session.run(None, inputs)], 1e-3, 1e-4)
