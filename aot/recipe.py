@@ -90,7 +90,7 @@ def _pack(source: Array, shape: tuple[int, ...], coefficients: tuple[tuple[int, 
         sum(row[axis] * stride for row, stride in zip(coefficients, source.strides, strict=True))
         for axis in range(len(shape))
     ]
-    return np.ascontiguousarray(np.lib.stride_tricks.as_strided(origin, shape, strides))
+    return np.lib.stride_tricks.as_strided(origin, shape, strides).copy()
 
 
 def _winograd(weight: Array) -> Array:
