@@ -603,10 +603,46 @@ class _Driver:
         for old, new in zip(root.outputs, results, strict=True):
             if old in view.outputs and new not in fresh and not self._can_adopt(new) and len(dying) < 2:
                 return "it is an output of the model, and would be an input, a constant or another output"
+        self._check_measure(entry, match, builder, results)
         if not self.context.allow(entry.name, root.where):
             return "switched off by bisection"
         self._commit(entry, match, builder, results)
         return None
+
+    def _check_measure(self, entry: Rule, match: Match, builder: RewriteBuilder, results: Sequence[Value]) -> None:
+        """Raises CompilerError unless the rewrite lowers its rule's measure: what goes against what comes."""
+        measure = MEASURES[entry.measure] if isinstance(entry.measure, str) else entry.measure
+        needed = set(results)
+        coming: list[Node] = []
+        for node in reversed(builder.nodes):
+            if any(value in needed for value in node.outputs):
+                coming.append(node)
+                needed.update(node.operands)
+        going = self._doomed(match.root, needed)
+        before, after = measure(going, self.view), measure(coming[::-1], self.view)
+        if not after < before:
+            raise CompilerError(
+                f"rule {entry.name} does not lower its measure ({before:g} before, {after:g} after)",
+                where=match.root.where,
+            )
+
+    def _doomed(self, root: Node, needed: set[Value]) -> list[Node]:
+        """The root, and the nodes that nobody reads once it is gone and `needed` is read instead."""
+        view = self.view
+        doomed = {root: None}
+        pending = list(root.operands)
+        while pending:
+            value = pending.pop()
+            node = view.producer.get(value)
+            if node is None or node in doomed:
+                continue
+            if all(
+                v not in view.outputs and v not in needed and all(u in doomed for u in view.users.get(v, ()))
+                for v in node.outputs
+            ):
+                doomed[node] = None
+                pending.extend(node.operands)
+        return list(doomed)
 
     def _can_adopt(self, value: Value) -> bool:
         return value in self.view.producer and value not in self.view.outputs
@@ -649,14 +685,6 @@ class _Driver:
         self._sweep([n for n in candidates if n in view.rank], removed)
         self._sweep([view.producer[v] for v in touched if v in view.producer], removed)
         alive = [node for node in (*added, *copies) if node in view.rank]
-        gone = [node for node in removed if node not in added]
-        measure = MEASURES[entry.measure] if isinstance(entry.measure, str) else entry.measure
-        if not measure(alive, view) < measure(gone, view):
-            raise CompilerError(
-                f"rule {entry.name} does not lower its measure"
-                f" ({measure(gone, view):g} before, {measure(alive, view):g} after)",
-                where=match.root.where,
-            )
         self.fired.append(entry.name)
         if len(self.fired) > self.limit:
             raise CompilerError(f"rewriting does not end; the last rules were {', '.join(self.fired[-6:])}")

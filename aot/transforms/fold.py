@@ -94,9 +94,12 @@ def lineage_of(const: Const) -> Lineage | None:
         return const.recipe, const.recipe_sources
     if const.source:
         return (RecipeStep(RecipeOp.SOURCE, operands=(0,)),), (const,)
-    if const.shape == () and const.dtype in (dtypes.F32, dtypes.F64):
-        number = float(const.array())
-        return (RecipeStep(RecipeOp.SCALAR, scalar=number, dtype=const.dtype.number),), ()
+    if all(extent == 1 for extent in const.shape) and const.dtype in (dtypes.F32, dtypes.F64):
+        number = float(const.array().reshape(()))
+        steps = [RecipeStep(RecipeOp.SCALAR, scalar=number, dtype=const.dtype.number)]
+        if const.shape:
+            steps.append(RecipeStep(RecipeOp.RESHAPE, shape=const.shape))
+        return tuple(steps), ()
     return None
 
 

@@ -110,7 +110,7 @@ def holds(outer: DType, inner: DType) -> bool:
         return False
     if outer.is_float:
         exponent = _EXPONENT_BITS[outer.name]
-        enough = _EXPONENT_BITS.get(inner.name, 7) <= exponent
+        enough = _EXPONENT_BITS.get(inner.name, 0) <= exponent
         return enough and _MANTISSA_BITS.get(inner.name, inner.bits) <= _MANTISSA_BITS[outer.name]
     if inner.is_float:
         return False
@@ -199,7 +199,7 @@ def once_is_enough(b: Builder, m: Match) -> Value:
     return m.node("inner").output
 
 
-@rule(op("where", _UNIFORM, "x", "y"))
+@rule(op("where", _UNIFORM, "x", "y"), measure="cost")
 def decided_where(b: Builder, m: Match) -> Value:
     """where with a condition that is the same everywhere is one of its branches, broadcast."""
     chosen = m["x"] if m.number("c") else m["y"]
@@ -208,7 +208,7 @@ def decided_where(b: Builder, m: Match) -> Value:
     return emit(b, "expand", chosen, shape=m.root.output.type.shape)
 
 
-@rule(op("where", "c", "x", "x"))
+@rule(op("where", "c", "x", "x"), measure="cost")
 def where_of_equals(b: Builder, m: Match) -> Value:
     """where(c, x, x) is x, broadcast."""
     if m["x"].type.shape == m.root.output.type.shape:

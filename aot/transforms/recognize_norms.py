@@ -120,19 +120,15 @@ def _check_layer_norm(m: Match) -> str | None:
     x, mean, steps = found
     nodes += steps
     squares = _mean_square(m, value)
-    if squares is None or not _is_deviation(m, squares[0], deviations[0], x):
+    if squares is not None and squares[0] is not deviations[0]:
+        again = _deviation(m, squares[0])  # the same deviation, computed once more
+        squares = (squares[0], squares[1], [*squares[2], *again[2]]) if again is not None and again[0] is x else None
+    if squares is None:
         squares = _as_difference(m, value, x, mean)
     if squares is None:
         return "its variance is no mean of squared deviations"
     nodes += squares[2]
     return _plan_norm(m, x, squares[1], epsilon, [v for v in product.values if v is not deviations[0]], nodes)
-
-
-def _is_deviation(m: Match, value: Value, deviation: Value, x: Value) -> bool:
-    if value is deviation:
-        return True
-    other = _deviation(m, value)
-    return other is not None and other[0] is x
 
 
 def _as_difference(m: Match, value: Value, x: Value, mean: Value) -> tuple[Value, tuple[int, ...], list[Node]] | None:
