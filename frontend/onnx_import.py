@@ -58,10 +58,14 @@ class Unsupported:
     nodes: tuple[str, ...]
 
     def __str__(self) -> str:
-        name = f"{self.domain or 'ai.onnx'}:{self.op_type}-{self.version}"
+        if not self.version:  # not an operator: an input, a type, the operator set
+            name = self.op_type
+        else:
+            name = f"{self.domain or 'ai.onnx'}:{self.op_type}-{self.version}"
         more = f" and {self.count - len(self.nodes)} more" if self.count > len(self.nodes) else ""
         reason = f": {self.reason}" if self.reason else ""
-        return f"{name} x{self.count} ({', '.join(self.nodes)}{more}){reason}"
+        nodes = f" ({', '.join(self.nodes)}{more})" if self.nodes else ""
+        return f"{name} x{self.count}{nodes}{reason}"
 
 
 @dataclass(frozen=True)
@@ -170,8 +174,10 @@ class Importer:
             self._reject("", error.message, 0, "", info.name)
             return POISON
         if not tensor.HasField("shape"):
-            hint = "Declare a shape with named dimensions in the model; the rank decides what is built."
-            raise UnsupportedError("the rank of the input is not known", where=where, hint=hint)
+            self._reject(
+                "", "inputs of unknown rank", 0, "declare a shape with named dimensions in the model", info.name
+            )
+            return POISON
         shape: list[Dim] = []
         for axis, dim in enumerate(tensor.shape.dim):
             kind = dim.WhichOneof("value")
@@ -289,11 +295,16 @@ class Importer:
             raise ModelError(f"{node.op_type} was removed in operator set {schema.since_version}", where=name)
         _check_node(node, schema, attributes, name)
         if node.op_type == "If" and not domain and not poisoned:
-            return self._if(inputs, attributes, name, scope, frame)
+            try:
+                return self._if(inputs, attributes, name, scope, frame)
+            except UnsupportedError:
+                self._look_inside(node, frame)
+                raise
         locs = frame.loc or name
         converter = CONVERTERS.get((domain, node.op_type))
         plain = ONE_TO_ONE.get(node.op_type) if not domain else None
-        if poisoned and (converter or plain):
+        function = schema.has_function or schema.has_context_dependent_function
+        if poisoned and (converter or plain or function):
             return [POISON] * len(node.output)
         with self.builder.at(locs):
             if converter is not None:
@@ -308,13 +319,28 @@ class Importer:
             elif plain is not None:
                 return list(self.builder.op(plain, *inputs))
             else:
-                body = None if poisoned else _function_body(schema, node, version, inputs, frame)
+                body = _function_body(schema, node, version, inputs, frame)
         if body is None:
+            self._look_inside(node, frame)
             raise UnsupportedError("")
         for attribute_name, spec in schema.attributes.items():
             if attribute_name not in attributes and spec.default_value.type != AttributeProto.UNDEFINED:
                 attributes[attribute_name] = spec.default_value
         return self._call(body, node, inputs, attributes, name, frame, poisoned)
+
+    def _look_inside(self, node: NodeProto, frame: Frame) -> None:
+        """Reports unsupported ops in the branches and bodies of a node that is not imported itself."""
+        for attribute in node.attribute:
+            for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+                for child, name in zip(graph.node, onnx_model.node_names(graph.node, frame.prefix), strict=True):
+                    domain = plain_domain(child.domain)
+                    version = frame.opsets.get(domain, 0)
+                    schema = _schema(child.op_type, domain, version)
+                    known = (domain, child.op_type) in CONVERTERS or (not domain and child.op_type in ONE_TO_ONE)
+                    known = known or (domain, child.op_type, child.overload) in self.model.functions
+                    if not known and not (schema and (schema.has_function or schema.has_context_dependent_function)):
+                        self._reject(domain, child.op_type, version, "", name)
+                    self._look_inside(child, frame)
 
     def _call(
         self,
@@ -511,7 +537,10 @@ def import_onnx(source: Any, dims: Mapping[str, DimOption] | None = None) -> tup
 
 def check_onnx(source: Any, dims: Mapping[str, DimOption] | None = None) -> list[Unsupported]:
     """Everything in a model that cannot be compiled; empty when it can. Raises ModelError for a malformed one."""
-    model = onnx_model.read_model(source)
+    try:
+        model = onnx_model.read_model(source)
+    except UnsupportedError as error:
+        return [Unsupported("", "the model", 0, error.message, 1, ())]
     importer, _ = _attempt(model, Bindings(dims))
     return _rejections(importer)
 

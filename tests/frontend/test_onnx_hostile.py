@@ -214,6 +214,27 @@ def test_unsupported_types() -> None:
         load(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
 
 
+def test_what_stands_in_branches_and_after_unsupported_nodes_is_listed_too() -> None:
+    def branch(op: str) -> Any:
+        return helper.make_graph(
+            [node(op, ["x"], [f"{op}_y"])], op, [], [helper.make_empty_tensor_value_info(f"{op}_y")]
+        )
+
+    nodes = [
+        node("If", ["flag"], ["a"], name="choice", then_branch=branch("Exp"), else_branch=branch("NonZero")),
+        node("Softplus", ["a"], ["b"]),
+        node("MeanVarianceNormalization", ["b"], ["c"]),
+        node("Relu", ["any"], ["d"]),
+    ]
+    model = model_of(nodes, {"x": (FLOAT, [3]), "flag": (TensorProto.BOOL, [])}, ["c", "d"])
+    unranked = onnx.ValueInfoProto(name="any")
+    unranked.type.tensor_type.elem_type = FLOAT
+    model.graph.input.append(unranked)
+    assert {entry.op_type for entry in check(model)} == {"If", "NonZero", "inputs of unknown rank"}
+    model.opset_import[0].version = 5
+    assert [entry.op_type for entry in check(model)] == ["the model"]
+
+
 # Functions
 
 
