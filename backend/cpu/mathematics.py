@@ -337,7 +337,8 @@ def _derived(p: _Precision) -> list[str]:
             "sinh",
             [
                 f"const {v} a = abs_{t}(x), e = expm1_{t}(a), h = exp_{t}({half} * a)",
-                f"const {v} y = {p.select(f'a > {p.number(20.0)}', f'({half} * h * h)', f'({half} * (e + e / (e + {one})))')}",
+                f"const {v} near = {half} * (e + e / (e + {one}))",
+                f"const {v} y = {p.select(f'a > {p.number(20.0)}', f'({half} * h * h)', 'near')}",
                 f"copysign_{t}(y, x)",
             ],
         ),
@@ -354,7 +355,8 @@ def _derived(p: _Precision) -> list[str]:
             "acosh",
             [
                 f"const {v} a = x - {one}, y = log1p_{t}(a + sqrt_{t}({two} * a + a * a))",
-                p.select(f"x > {huge}", f"(log_{t}(x) + {log2})", "y"),
+                f"const {v} far = {p.select(f'x > {huge}', f'(log_{t}(x) + {log2})', 'y')}",
+                p.select(f"x < {one}", p.nan, "far"),
             ],
         ),
         p.define(
@@ -410,7 +412,8 @@ def _circular(isa: Isa) -> list[str]:
             f"  const {v} z = r * r, s = r * z * {p.poly('z', sine)} + r;\n"
             f"  const {v} c = z * z * {p.poly('z', cosine)} + ({one} - {p.number(0.5)} * z);\n"
             f"  const v_{i} odd = -(q & 1);\n"
-            f"  return ({v})(((v_{i})c & odd) | ((v_{i})s & ~odd)) * ({one} - __builtin_convertvector(q & 2, {v}));\n}}\n"
+            f"  const {v} r1 = ({v})(((v_{i})c & odd) | ((v_{i})s & ~odd));\n"
+            f"  return r1 * ({one} - __builtin_convertvector(q & 2, {v}));\n}}\n"
         )
         out.append(p.define("sin", [f"v_{i} q", f"const {v} r = turn_{t}(x, &q)", f"sine_{t}(r, q)"]))
         out.append(p.define("cos", [f"v_{i} q", f"const {v} r = turn_{t}(x, &q)", f"sine_{t}(r, q + 1)"]))

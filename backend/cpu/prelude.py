@@ -100,8 +100,8 @@ def _memory(isa: Isa) -> str:
     out.append("static void storen_bool(u8 *p, v_i32 m, i64 n) { storen_u8(p, bytes_bool(m), n); }\n")
     constraint = "v" if isa.is_wide else "x"
     out.append(
-        f'static v_f32 widen_f16(v_u16 h) {{ v_f32 r; __asm__("vcvtph2ps %1, %0" : "={constraint}"(r) : "{constraint}"(h));'
-        " return r; }\n"
+        "static v_f32 widen_f16(v_u16 h) { v_f32 r;"
+        f' __asm__("vcvtph2ps %1, %0" : "={constraint}"(r) : "{constraint}"(h)); return r; }}\n'
         f'static v_u16 narrow_f16(v_f32 v) {{ v_u16 r; __asm__("vcvtps2ph $0, %1, %0" : "={constraint}"(r) :'
         f' "{constraint}"(v)); return r; }}\n'
         "static v_f32 widen_bf16(v_u16 h) { return (v_f32)(__builtin_convertvector(h, v_u32) << 16); }\n"
@@ -192,7 +192,8 @@ def _selection(isa: Isa) -> str:
         mask = f"i{8 * WIDTHS[name]}"
         for function, sign in (("min", "<"), ("max", ">")):
             out.append(
-                f"static v_{name} {function}_{name}(v_{name} a, v_{name} b) {{ const v_{mask} k = (v_{mask})(a {sign} b);\n"
+                f"static v_{name} {function}_{name}(v_{name} a, v_{name} b) {{\n"
+                f"  const v_{mask} k = (v_{mask})(a {sign} b);\n"
                 f"  return (v_{name})((k & (v_{mask})a) | (~k & (v_{mask})b)); }}\n"
             )
         signed = name[0] == "i"
@@ -263,8 +264,10 @@ def _integers() -> str:
         "static i64 mod_i64(i64 a, i64 b) { const i64 r = fmod_i64(a, b); return r != 0 && (r ^ b) < 0 ? r + b : r; }\n"
         "static i64 floordiv_i64(i64 a, i64 b) { return b == 0 ? a : div_i64(a, b) -"
         " (fmod_i64(a, b) != 0 && (a ^ b) < 0); }\n"
-        "static i64 pow_i64(i64 a, i64 b) { u64 r = 1, f = (u64)a; if (b < 0) return a == 1 ? 1 : a == -1 ? 1 - 2 * (b & 1)"
-        " : 0; for (; b; b >>= 1, f *= f) if (b & 1) r *= f; return (i64)r; }\n"
+        "static i64 pow_i64(i64 a, i64 b) { u64 r = 1, f = (u64)a;\n"
+        "  if (b < 0) return a == 1 ? 1 : a == -1 ? 1 - 2 * (b & 1) : 0;\n"
+        "  for (; b; b >>= 1, f *= f) if (b & 1) r *= f;\n"
+        "  return (i64)r; }\n"
         "static u64 div_u64(u64 a, u64 b) { return b == 0 ? 0 : a / b; }\n"
         "static u64 fmod_u64(u64 a, u64 b) { return b == 0 ? 0 : a % b; }\n"
         "static u64 mod_u64(u64 a, u64 b) { return b == 0 ? 0 : a % b; }\n"
@@ -286,7 +289,8 @@ def _integers() -> str:
         sign = f"~{mask} & (v_{name})(a < 0)" if name[0] == "i" else f"(v_{name}){{}}"
         out.append(
             f"static v_{name} shl_{name}(v_{name} a, v_{name} b) {{ return {full}; }}\n"
-            f"static v_{name} shr_{name}(v_{name} a, v_{name} b) {{ return ((a >> (b & {bits - 1})) & {mask}) | ({sign}); }}\n"
+            f"static v_{name} shr_{name}(v_{name} a, v_{name} b) {{\n"
+            f"  return ((a >> (b & {bits - 1})) & {mask}) | ({sign}); }}\n"
         )
     return "".join(out)
 
@@ -296,7 +300,8 @@ def _conversion(isa: Isa) -> str:
     for source in ("f32", "f64"):
         for target in ("i32", "i64"):
             out.append(
-                f"static v_{target} cast_{source}_{target}(v_{source} a) {{ return __builtin_convertvector(a, v_{target}); }}\n"
+                f"static v_{target} cast_{source}_{target}(v_{source} a) {{\n"
+                f"  return __builtin_convertvector(a, v_{target}); }}\n"
             )
         out.append(
             f"static v_u32 cast_{source}_u32(v_{source} a) {{\n"
