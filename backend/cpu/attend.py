@@ -18,11 +18,11 @@ from dataclasses import replace
 from aot import dims as dimension
 from aot.backend.base import Emitted
 from aot.backend.cpu.code import Code, DimTable, literal, memory_type, register_dtype
+from aot.backend.cpu.frame import Epilogue, bytes_moved, kernel_body, thread_share, zero_halos
 from aot.backend.cpu.functions import get
 from aot.backend.cpu.isa import Isa
-from aot.backend.cpu.panels import Epilogue, bytes_moved, kernel_body, thread_share, zero_halos
 from aot.backend.cpu.render import Renderer, Scope
-from aot.backend.cpu.tile import PANEL, TRANSPOSE, Tile, most_panels, split
+from aot.backend.cpu.tile import PANEL, TRANSPOSE, Tile, most_panels, registers_per_panel, split
 from aot.dims import Dim
 from aot.errors import CompilerError
 from aot.ir import TensorType
@@ -64,8 +64,9 @@ class _Attend:
         self.rows, self.keys = self.q.shape[2], self.k.shape[2]
         self.depth, self.width = self.q.shape[3], self.v.shape[3]
         self.panels = dimension.ceildiv(self.width, PANEL)
-        self.tile_rows = max(r for r in range(1, TILE_ROWS + 1) if most_panels(isa, self.itemsize, r))
-        self.most_panels = min(most_panels(isa, self.itemsize, self.tile_rows), MOST_PANELS)
+        each = registers_per_panel(isa, self.itemsize)
+        self.tile_rows = max(r for r in range(1, TILE_ROWS + 1) if most_panels(isa, each, r))
+        self.most_panels = min(most_panels(isa, each, self.tile_rows), MOST_PANELS)
         self.direct_v = (
             self._is_plain(self.v)
             and self.v.strides[3] == 1

@@ -12,8 +12,10 @@ from aot import expr
 from aot.backend.base import Emitted, PackedOperand
 from aot.backend.cpu.affine import Affine, affine_of, axes_in, flat_offset
 from aot.backend.cpu.code import register_dtype
+from aot.backend.cpu.dots import prefers_dots
 from aot.backend.cpu.isa import Isa
-from aot.backend.cpu.panels import MatrixAxis, PackSite, Panels, RowAxis, emit_panels, merge_rows
+from aot.backend.cpu.panels import MatrixAxis, PackSite, Panels, emit_panels
+from aot.backend.cpu.rows import RowAxis, merge_rows
 from aot.backend.cpu.tile import PANEL, TRANSPOSE
 from aot.dims import Dim
 from aot.dtypes import DType
@@ -34,8 +36,8 @@ def plain_load(kernel: Kernel, value: Expr, dtype: DType) -> Affine | None:
     return None if offset.rest else offset
 
 
-def _pack(kernel: Kernel, root: ContractRoot, batch: tuple[int, ...]) -> PackedOperand | None:
-    """B as panels [batch…, panels, K, 16], if it is a constant that nothing else reads."""
+def _pack(kernel: Kernel, root: ContractRoot, batch: tuple[int, ...], dots: bool) -> PackedOperand | None:
+    """B as panels [batch…, panels, K, 16], or [batch…, N, K], if it is a constant that nothing else reads."""
     value = root.b.args[0] if root.b.op == "cast" else root.b
     if value.op != "load" or not kernel.inputs[value.payload].constant:
         return None
@@ -55,9 +57,10 @@ def _pack(kernel: Kernel, root: ContractRoot, batch: tuple[int, ...]) -> PackedO
         if sum_.rest or sum_.constant != 0 or not all(isinstance(f, int) and f >= 0 for f in factors):
             return None
         *outer, k, n = (int(f) for f in factors if isinstance(f, int))
-        coefficients.append((*outer, n * PANEL, k, n))
+        coefficients.append((*outer, n, k) if dots else (*outer, n * PANEL, k, n))
     *outer_extents, k_extent, n_extent = (int(e) for e in extents if isinstance(e, int))
-    shape = (*outer_extents, -(-n_extent // PANEL), k_extent, PANEL)
+    inner_extents = (n_extent, k_extent) if dots else (-(-n_extent // PANEL), k_extent, PANEL)
+    shape = (*outer_extents, *inner_extents)
     steps: list[RecipeStep] = []
     if source.dtype != root.accumulate:
         steps.append(RecipeStep(RecipeOp.CAST, dtype=root.accumulate.number))
@@ -81,10 +84,13 @@ def emit_contract(kernel: Kernel, isa: Isa) -> Emitted:
         RowAxis(axis, kernel.axes[axis].extent, offset.coefficients.get(axis, 0) if offset else 0) for axis in row_axes
     ]
     merged, merged_rows, (a_value,) = merge_rows(kernel, rows, [expr.const(0, accumulate) if offset else root.a])
-    packed = _pack(kernel, root, matrices)
     summed = kernel.axes[root.k].extent
     columns = kernel.axes[root.n].extent
-    w_stride: Dim = summed * PANEL * dimension.ceildiv(columns, PANEL)
+    loops = ((summed, offset.coefficients.get(root.k, 0) if offset else 1),)
+    dots = prefers_dots(isa, accumulate.itemsize_bytes, columns, loops)
+    packed = _pack(kernel, root, matrices, dots)
+    dots = dots and packed is not None
+    w_stride: Dim = summed * (columns if dots else PANEL * dimension.ceildiv(columns, PANEL))
     axes: list[MatrixAxis] = []
     for axis in reversed(matrices):
         a_stride = offset.coefficients.get(axis, 0) if offset else 0
@@ -100,7 +106,7 @@ def emit_contract(kernel: Kernel, isa: Isa) -> Emitted:
             matrices=tuple(reversed(axes)),
             column=root.n,
             columns=columns,
-            loops=((summed, offset.coefficients.get(root.k, 0) if offset else 1),),
+            loops=loops,
             a=root.a.payload if offset else None,
             a_origin=offset.constant if offset else 0,
             w=loads[0] if packed is not None else -1,
@@ -110,6 +116,7 @@ def emit_contract(kernel: Kernel, isa: Isa) -> Emitted:
             k=root.k,
             b=root.b,
             label="matmul",
+            dots=dots,
             helpers=(TRANSPOSE,) if packed is None and _is_transposed(kernel, root) else (),
         )
     )

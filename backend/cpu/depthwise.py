@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from aot import dims as dimension
 from aot.backend.base import Emitted, PackedOperand
 from aot.backend.cpu.code import Code, DimTable, memory_type, register_dtype
+from aot.backend.cpu.frame import Epilogue, bytes_moved, kernel_body, thread_share, zero_halos
 from aot.backend.cpu.isa import Isa
-from aot.backend.cpu.panels import Epilogue, bytes_moved, kernel_body, thread_share, zero_halos
 from aot.backend.cpu.render import Renderer, Scope
 from aot.backend.cpu.tile import PANEL, split
 from aot.dims import Dim

@@ -21,6 +21,7 @@ from aot import dims as dimension
 from aot.backend.base import Emitted
 from aot.backend.cpu.accumulate import Accumulator
 from aot.backend.cpu.code import Code, DimTable, register_dtype, vector_type
+from aot.backend.cpu.frame import bytes_moved, kernel_body, zero_halos
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.nest import (
     axes_of_reduce,
@@ -31,7 +32,6 @@ from aot.backend.cpu.nest import (
     unify_rows,
     work_of,
 )
-from aot.backend.cpu.panels import bytes_moved, kernel_body, zero_halos
 from aot.backend.cpu.render import Renderer, Scope
 from aot.dims import Dim
 from aot.dtypes import I32

@@ -11,43 +11,44 @@ Invariant: which thread computes a tile, and in which order, decides nothing abo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from aot import dims as dimension
-from aot import expr
 from aot.backend.base import Emitted, PackedOperand
-from aot.backend.cpu.affine import affine_of, axes_in
 from aot.backend.cpu.code import Code, DimTable, memory_type, register_dtype
+from aot.backend.cpu.dots import DotTile
+from aot.backend.cpu.dots import most_rows as dot_rows
+from aot.backend.cpu.frame import (
+    INLINE_COST,
+    Epilogue,
+    accumulator_text,
+    bytes_moved,
+    epilogue_cost,
+    kernel_body,
+    thread_share,
+    zero_halos,
+)
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.render import Renderer, Scope
-from aot.backend.cpu.tile import MOST_ROWS, PANEL, RowClass, Tile, merge_loops, row_classes, split
+from aot.backend.cpu.rows import RowAxis
+from aot.backend.cpu.tile import (
+    MOST_ROWS,
+    PANEL,
+    RowClass,
+    Tile,
+    merge_loops,
+    registers_per_panel,
+    row_classes,
+    split,
+)
 from aot.dims import Dim
 from aot.dtypes import DType
-from aot.errors import CompilerError
 from aot.expr import Expr
-from aot.ir import TensorType
-from aot.kernel import Kernel, Store
+from aot.kernel import Kernel
 
 CACHE_BYTES = 512 << 10
 """What one operand may take of the second-level cache while the other streams past."""
-
-INLINE_COST = 8
-"""Scalar operations of an epilogue up to which it is written behind every tile form."""
-
-HEAVY = frozenset(
-    "exp log log1p expm1 sin cos tan asin acos atan sinh cosh asinh acosh atanh tanh erf sigmoid pow".split()
-) | {"fmod", "mod", "floordiv"}
-
-
-@dataclass(frozen=True, slots=True)
-class RowAxis:
-    """An axis of output rows: the kernel's axis number, its extent, elements of A from one to the next."""
-
-    axis: int
-    extent: Dim
-    stride: Dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Panels:
     element as an Expr over the row axes and the axis `k`, and rows are computed into scratch first.
     `packed`: W is a constant operand of that number in the form given. Otherwise `fill(problem, site)`
     writes the code that packs the panels of one group into scratch.
+    `dots`: W is packed for dot products (see dots.py), not in panels.
     `columns`: of one matrix. `unique_bytes_per_row`: of A, for the order of loops.
     """
 
@@ -89,6 +91,7 @@ class Panels:
     k: int = -1
     helpers: tuple[str, ...] = ()
     unique_bytes_per_row: Dim = 0
+    dots: bool = False
     label: str = "matmul"
 
     @property
@@ -117,132 +120,6 @@ class PackSite:
     dims: DimTable
 
 
-def merge_rows(
-    kernel: Kernel, rows: Sequence[RowAxis], extra: Sequence[Expr]
-) -> tuple[Kernel, tuple[RowAxis, ...], list[Expr]]:
-    """Makes neighbouring row axes one where A and every access of the epilogue walk evenly through both.
-
-    The outer axis of a merged pair becomes 0 in all expressions (`extra` ones too), the inner one runs
-    over both; offsets are sums of index * stride, so they stay the same.
-    """
-    rows = [row for row in rows if row.extent != 1]
-    extra = list(extra)
-    number = len(rows) - 2
-    while number >= 0:
-        outer, inner = rows[number], rows[number + 1]
-        if outer.stride == inner.extent * inner.stride and _walks_evenly(kernel, extra, outer.axis, inner):
-            kernel, extra = _substitute(kernel, extra, outer.axis)
-            rows[number : number + 2] = [RowAxis(inner.axis, outer.extent * inner.extent, inner.stride)]
-        number -= 1
-    return kernel, tuple(rows), extra
-
-
-def _walks_evenly(kernel: Kernel, extra: Sequence[Expr], outer: int, inner: RowAxis) -> bool:
-    def even(type_strides: Sequence[Dim], indices: Sequence[Expr]) -> bool:
-        total = expr.dim(0)
-        for index, stride in zip(indices, type_strides, strict=True):
-            total = total + index * expr.dim(stride)
-        sum_ = affine_of(total)
-        if any(axes_in([term]) & {outer, inner.axis} for term, _ in sum_.rest):
-            return False
-        return sum_.coefficients.get(outer, 0) == inner.extent * sum_.coefficients.get(inner.axis, 0)
-
-    values = [store.value for store in kernel.stores] + list(extra)
-    loads = {node for value in values for node in expr.walk(value) if node.op == "load"}
-    for store in kernel.stores:
-        if store.axes or not even(kernel.outputs[store.output].type.strides, store.indices):
-            return False
-    for load in loads:
-        type_ = kernel.inputs[load.payload].type
-        if not even(type_.strides, load.args[: type_.rank]):
-            return False
-        if axes_in(load.args[type_.rank :]) & {outer, inner.axis}:
-            return False
-    bare = [
-        expr.rewrite(value, lambda node: expr.const(0, node.dtype) if node.op == "load" else None) for value in values
-    ]
-    return not axes_in(bare) & {outer, inner.axis}
-
-
-def _substitute(kernel: Kernel, extra: Sequence[Expr], axis: int) -> tuple[Kernel, list[Expr]]:
-    def leaf(node: Expr) -> Expr | None:
-        return expr.const(0, node.dtype) if node.op == "axis" and node.payload == axis else None
-
-    stores = tuple(
-        Store(s.output, tuple(expr.rewrite(i, leaf) for i in s.indices), expr.rewrite(s.value, leaf), s.axes)
-        for s in kernel.stores
-    )
-    return replace(kernel, stores=stores), [expr.rewrite(value, leaf) for value in extra]
-
-
-def epilogue_cost(kernel: Kernel) -> int:
-    """Vector operations per block of outputs, roughly; a function by polynomial counts as many."""
-    nodes = {node for store in kernel.stores for node in expr.walk(store.value)}
-    return sum(20 if node.op in HEAVY else 1 for node in nodes if node.op in expr.FUNCTIONS or node.op == "load")
-
-
-def accumulator_text(dtype: DType, place: str) -> str:
-    """C text of the block of accumulators that lies at an address."""
-    return f"load_{register_dtype(dtype).name}({place})"
-
-
-class Epilogue:
-    """Renders the stores of a kernel for blocks of one column axis."""
-
-    def __init__(self, renderer: Renderer, column: int) -> None:
-        self.renderer = renderer
-        self.column = column
-        nodes: dict[Expr, None] = {}
-        for store in renderer.kernel.stores:
-            if any(node.op == "reduce" for node in expr.walk(store.value)):
-                raise CompilerError(f"{renderer.kernel.name}: a reduction behind a contraction is not one kernel")
-            for node in expr.walk(store.value):
-                if node.op == "load" and axes_in([node]) == {column}:
-                    nodes.setdefault(node)
-        self.column_loads = tuple(nodes)
-
-    def columns(self, code: Code, parent: Scope, column: str, count: str | None) -> Mapping[Expr, str]:
-        """Loads what depends on the column alone (a bias), once for all rows of a tile."""
-        if not self.column_loads:
-            return {}
-        scope = self.renderer.scope({self.column: column}, self.column, count, parent=parent, code=code)
-        return {node: scope.value(node) for node in self.column_loads}
-
-    def store(
-        self,
-        code: Code,
-        parent: Scope,
-        axes: Mapping[int, str],
-        column: str,
-        count: str | None,
-        accumulator: str,
-        values: Mapping[Expr, str],
-    ) -> None:
-        """Stores one block: `accumulator` is the C text of its sums."""
-        scope = self.renderer.scope(
-            {**axes, self.column: column}, self.column, count, {0: accumulator}, values, parent=parent, code=code
-        )
-        for store in self.renderer.kernel.stores:
-            scope.store(store)
-
-
-@contextmanager
-def kernel_body(code: Code, dims: DimTable) -> Iterator[None]:
-    """`void KERNEL(…) { … }` with the integer arguments that the body turned out to use."""
-    with code.block("void KERNEL(const aot_kernel_args *args)"):
-        declarations = code.fragment()
-        yield
-        for line in dims.declarations():
-            declarations.line(line)
-
-
-def thread_share(code: Code, total: str, first: str = "u", end: str = "u_end") -> None:
-    """Declares this thread's piece of `total` tasks."""
-    code.line(f"const i64 {first}_total = {total};")
-    code.line(f"i64 {first} = {first}_total * args->thread / args->thread_count;")
-    code.line(f"const i64 {end} = {first}_total * (args->thread + 1) / args->thread_count;")
-
-
 class _Emitter:
     """The state of one emission."""
 
@@ -257,7 +134,15 @@ class _Emitter:
         if problem.a is None:
             row_stride = self._scratch_stride()
         aliased = not isinstance(row_stride, int) or row_stride * self.itemsize % 2048 == 0
-        self.classes = row_classes(problem.isa, self.itemsize, rows, self.panels, 8 if aliased else MOST_ROWS)
+        # A panel with at most 8 columns in use needs half the work where a register holds 8.
+        narrow = isinstance(problem.columns, int) and problem.columns <= PANEL // 2 and self.itemsize == 4
+        self.used = PANEL // 2 if narrow else PANEL
+        each = registers_per_panel(problem.isa, self.itemsize, self.used)
+        if problem.dots and isinstance(problem.columns, int):
+            tallest = dot_rows(problem.isa, self.itemsize, problem.columns)
+            self.classes: tuple[RowClass, ...] = (RowClass(None, tallest, 1),)
+        else:
+            self.classes = row_classes(problem.isa, each, rows, self.panels, 8 if aliased else MOST_ROWS)
         self.row_sizes: dict[RowClass, list[int]] = {}
         low = int(max(dimension.bounds(rows)[0], 1))
         for row_class in self.classes:
@@ -266,7 +151,7 @@ class _Emitter:
             low = max((row_class.upto or low) + 1, low)
         self.loops = merge_loops([(problem.summed, 1)]) if problem.a is None else merge_loops(problem.loops)
         self.summed = self.dims.text(problem.summed)
-        self.tile = self._tile(row_stride)
+        self.tile: Tile | DotTile = self._tile(row_stride)
 
     def _scratch_stride(self) -> Dim:
         """Elements between rows of A in scratch; no multiple of 2 KiB, or rows fight for one cache set."""
@@ -275,7 +160,7 @@ class _Emitter:
             return summed + (PANEL if summed * self.itemsize % 2048 == 0 else 0)
         return summed
 
-    def _tile(self, row_stride: Dim) -> Tile:
+    def _tile(self, row_stride: Dim) -> Tile | DotTile:
         params: list[str] = []
 
         def text(value: Dim) -> str:
@@ -286,9 +171,20 @@ class _Emitter:
             return name
 
         loops = tuple((text(extent), text(stride)) for extent, stride in self.loops)
+        if self.problem.dots and isinstance(self.problem.columns, int):
+            columns, summed = self.problem.columns, text(self.problem.summed)
+            rows_text = text(row_stride)
+            return DotTile(self.problem.isa, self.element, columns, loops, rows_text, summed, tuple(params))
         panel_stride = text(self.problem.summed * PANEL)
         return Tile(
-            self.problem.isa, self.element, self.itemsize, loops, text(row_stride), panel_stride, params=tuple(params)
+            self.problem.isa,
+            self.element,
+            self.itemsize,
+            loops,
+            text(row_stride),
+            panel_stride,
+            params=tuple(params),
+            used=self.used,
         )
 
     def groups(self, row_class: RowClass) -> list[int]:
@@ -306,15 +202,18 @@ class _Emitter:
         inline = (
             epilogue_cost(problem.kernel) <= INLINE_COST
             and len(forms) <= 8
-            and self.itemsize * problem.isa.lanes == problem.isa.vector_bytes
+            and isinstance(self.tile, Tile)
+            and self.tile.lanes == problem.isa.lanes
         )
         code = Code()
         for line in (*self.tile.typedefs, *problem.helpers):
             code.line(line)
         if not inline:
             for rows, panels in forms:
-                for line in self.tile.function(f"tile_{rows}x{panels}", rows, panels).splitlines():
-                    code.line(line)
+                name = f"tile_{rows}x{panels}"
+                tile = self.tile
+                text = tile.function(name, rows, panels) if isinstance(tile, Tile) else tile.function(name, rows)
+                code.line(text)
         with kernel_body(code, self.dims):
             renderer = Renderer(problem.kernel, self.dims, problem.isa, code)
             zero_halos(renderer)
@@ -338,10 +237,12 @@ class _Emitter:
         return 2 * outputs * problem.summed
 
     def _schedule(self) -> str:
+        problem = self.problem
         parts = []
         for c in self.classes:
             where = "" if len(self.classes) == 1 else f"rows <= {c.upto}: " if c.upto is not None else "else "
-            parts.append(f"{where}{c.rows}x{c.panels * PANEL}")
+            columns = f"{problem.columns} dot products" if problem.dots else str(c.panels * PANEL)
+            parts.append(f"{where}{c.rows}x{columns}")
         source = "packed weights" if self.problem.packed is not None else "panels packed per group"
         return (
             f"{self.problem.label}: tiles {', '.join(parts)}; "
@@ -412,9 +313,8 @@ class _Emitter:
             code.line(self._pick("wide_groups", [str(sum(p > min(s) for p in s)) for s in splits], "rows"))
         else:
             code.line(self._pick("group_panels", [str(c.panels) for c in self.classes], "rows"))
-            code.line(
-                f"const i64 wide_groups = 0, groups = (columns + {PANEL} * group_panels - 1) / ({PANEL} * group_panels);"
-            )
+            code.line("const i64 wide_groups = 0;")
+            code.line(f"const i64 groups = (columns + {PANEL} * group_panels - 1) / ({PANEL} * group_panels);")
         outer = [dims.text(r.extent) for r in problem.rows[:-1]]
         code.line(f"const i64 blocks = {' * '.join([*outer, 'row_blocks'])};")
         chunk = self.chunk_blocks()
@@ -522,7 +422,7 @@ class _Emitter:
         with code.block("switch (tall * 16 + wide)"):
             for rows, panels in forms:
                 with code.block(f"case {rows * 16 + panels}:"):
-                    if inline:
+                    if inline and isinstance(self.tile, Tile):
                         names = self.tile.body(code, rows, panels)
                         self._inline_stores(code, epilogue, scope, names, panels, column_base, row_axis)
                     else:
@@ -559,7 +459,7 @@ class _Emitter:
         row_axis: int | None,
     ) -> None:
         lanes = self.problem.isa.lanes
-        for j in range(panels * PANEL // lanes):
+        for j in range(len(names[0])):
             column = f"(column0 + {j * lanes}{f' + {column_base}' if column_base else ''})"
 
             def rows(count: str | None, j: int = j, column: str = column) -> None:
@@ -635,73 +535,8 @@ class _Emitter:
                             block("count")
 
 
-def zero_halos(renderer: Renderer) -> None:
-    """Writes code that zeroes the halo of every haloed output, shared among the threads.
-
-    A plane of the halo is a range of one axis, with the full storage of the axes inside it in memory
-    and the inner range of those outside it; where the axes inside are whole, it is one run of memory.
-    """
-    kernel, dims, code = renderer.kernel, renderer.dims, renderer.code
-    for number, output in enumerate(kernel.outputs):
-        type_ = output.type
-        if not any(before or after for before, after in type_.halo):
-            continue
-        pointer = f"p{len(kernel.inputs) + number}"
-        order = type_.order
-        for place, axis in enumerate(order):
-            before, after = type_.halo[axis]
-            for start, length in (((-before), before), (type_.shape[axis], after)):
-                if not length:
-                    continue
-                loops: list[tuple[int, Dim, Dim]] = []
-                for position, other in enumerate(order):
-                    low, high = type_.halo[other]
-                    if position < place:
-                        loops.append((other, 0, type_.shape[other]))
-                    elif position == place:
-                        loops.append((other, start, length))
-                    else:
-                        loops.append((other, -low, type_.shape[other] + low + high))
-                _zero_box(code, dims, type_, pointer, loops)
-
-
-def _zero_box(
-    code: Code, dims: DimTable, type_: TensorType, pointer: str, loops: Sequence[tuple[int, Dim, Dim]]
-) -> None:
-    """Zeroes a box of (axis, start, extent) ranges, outermost in memory first; threads share the outer axes."""
-    origin = type_.origin_elements
-    for axis, start, _ in loops:
-        origin = origin + start * type_.strides[axis]
-    parts = merge_loops([(extent, type_.strides[axis]) for axis, _, extent in loops])
-    *outer, (extent, stride) = parts
-    with code.block():
-        counts = [dims.text(e) for e, _ in outer]
-        thread_share(code, " * ".join(counts) or "1", "h", "h_end")
-        with code.block("for (; h < h_end; h++)"):
-            rest = "h"
-            terms = [dims.text(origin)]
-            for number in reversed(range(len(outer))):
-                index = rest if number == 0 else f"{rest} % {counts[number]}"
-                terms.append(f"({index}) * {dims.text(outer[number][1])}")
-                rest = f"({rest}) / {counts[number]}"
-            element = memory_type(type_.dtype)
-            code.line(f"{element} *const edge = {pointer} + {' + '.join(terms)};")
-            step = dims.text(stride)
-            code.line(
-                f"for (i64 e = 0; e < {dims.text(extent)}; e++) edge[e{'' if step == '1' else f' * {step}'}] = 0;"
-            )
-
-
 def _vector(dtype: DType) -> str:
     return f"v_{register_dtype(dtype).name}"
-
-
-def bytes_moved(kernel: Kernel) -> Dim:
-    """Every operand once."""
-    total: Dim = 0
-    for operand in (*kernel.inputs, *kernel.outputs):
-        total = total + operand.type.bytes
-    return total
 
 
 def emit_panels(problem: Panels) -> Emitted:

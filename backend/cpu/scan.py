@@ -8,10 +8,10 @@ from __future__ import annotations
 from aot import dims as dimension
 from aot.backend.base import Emitted
 from aot.backend.cpu.code import Code, DimTable, literal, register_dtype, register_type, vector_type
+from aot.backend.cpu.frame import bytes_moved, kernel_body, thread_share, zero_halos
 from aot.backend.cpu.functions import splat
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.nest import flatten, lane_cost, loads_of
-from aot.backend.cpu.panels import bytes_moved, kernel_body, thread_share, zero_halos
 from aot.backend.cpu.render import Renderer
 from aot.errors import CompilerError
 from aot.expr import cast

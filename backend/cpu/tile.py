@@ -32,14 +32,13 @@ FEW_ROWS = 4
 """Up to so many rows are one tile that is as wide as the registers allow."""
 
 
-def registers_per_panel(isa: Isa, itemsize_bytes: int) -> int:
-    """Vector registers that hold one row of a panel."""
-    return max(PANEL * itemsize_bytes // isa.vector_bytes, 1)
+def registers_per_panel(isa: Isa, itemsize_bytes: int, used: int = PANEL) -> int:
+    """Vector registers that hold the used columns of one row of a panel."""
+    return max(used * itemsize_bytes // isa.vector_bytes, 1)
 
 
-def most_panels(isa: Isa, itemsize_bytes: int, rows: int) -> int:
-    """Panels that fit the registers beside each other for so many rows; 0 if not even one does."""
-    each = registers_per_panel(isa, itemsize_bytes)
+def most_panels(isa: Isa, each: int, rows: int) -> int:
+    """Panels of `each` registers that fit beside each other for so many rows; 0 if not even one does."""
     best = 0
     for panels in range(1, 9 if rows == 1 else 7):
         held = rows * panels * each
@@ -74,52 +73,51 @@ def split(total: int, most: int) -> list[int]:
     return [total // parts + (part < total % parts) for part in range(parts)] if parts else []
 
 
-def _cycles(isa: Isa, itemsize_bytes: int, rows: int, panels: int) -> float:
+def _cycles(each: int, rows: int, panels: int) -> float:
     """Cycles of one step of the inner loop: fused multiply-adds, loads, or latency; the loop; weights from L2."""
-    each = registers_per_panel(isa, itemsize_bytes)
     return max(rows * panels * each / 2, (rows + panels * each) / 2, 4.0) + 0.5 + 0.2 * panels * each
 
 
-def _large_form(isa: Isa, itemsize_bytes: int, rows: int | None, panels: int | None, most_rows: int) -> tuple[int, int]:
+def _large_form(isa: Isa, each: int, rows: int | None, panels: int | None, most_rows: int) -> tuple[int, int]:
     """(rows, panels) of the form with the least modelled time for a matrix of that size."""
     best: tuple[float, int, int] | None = None
     for tile_rows in range(min(FEW_ROWS, most_rows), most_rows + 1):
-        widest = most_panels(isa, itemsize_bytes, tile_rows)
+        widest = most_panels(isa, each, tile_rows)
         if not widest:
             continue
         for tile_panels in {widest, min(widest, 2)} if panels is None else {widest}:
             columns = split(panels, tile_panels) if panels is not None else [tile_panels]
             heights = split(rows, tile_rows) if rows is not None else [tile_rows]
-            time = sum(_cycles(isa, itemsize_bytes, h, w) for h in heights for w in columns)
+            time = sum(_cycles(each, h, w) for h in heights for w in columns)
             score = time / (sum(heights) * sum(columns))
             if best is None or score < best[0] - 1e-9:
                 best = (score, tile_rows, tile_panels)
     if best is None:  # 64-bit elements on narrow registers
-        few = max(r for r in range(1, FEW_ROWS + 1) if most_panels(isa, itemsize_bytes, r))
-        return few, most_panels(isa, itemsize_bytes, few)
+        few = max(r for r in range(1, FEW_ROWS + 1) if most_panels(isa, each, r))
+        return few, most_panels(isa, each, few)
     return best[1], best[2]
 
 
-def row_classes(isa: Isa, itemsize_bytes: int, rows: Dim, panels: int | None, most_rows: int) -> tuple[RowClass, ...]:
+def row_classes(isa: Isa, each: int, rows: Dim, panels: int | None, most_rows: int) -> tuple[RowClass, ...]:
     """The classes of row counts that a kernel tells apart; one where the count is known.
 
     `panels` None: the number of columns is not known at build time, tiles are then two panels wide.
     """
     if isinstance(rows, int):
-        if 0 < rows <= FEW_ROWS and most_panels(isa, itemsize_bytes, rows):
-            widest = most_panels(isa, itemsize_bytes, rows)
+        if 0 < rows <= FEW_ROWS and most_panels(isa, each, rows):
+            widest = most_panels(isa, each, rows)
             return (RowClass(None, rows, widest if panels is not None else min(widest, 2)),)
-        tile_rows, tile_panels = _large_form(isa, itemsize_bytes, rows or 1, panels, most_rows)
+        tile_rows, tile_panels = _large_form(isa, each, rows or 1, panels, most_rows)
         return (RowClass(None, tile_rows, tile_panels if panels is not None else min(tile_panels, 2)),)
     low, high = dimension.bounds(rows)
     classes: list[RowClass] = []
-    few = max(r for r in range(1, FEW_ROWS + 1) if most_panels(isa, itemsize_bytes, r))
+    few = max(r for r in range(1, FEW_ROWS + 1) if most_panels(isa, each, r))
     limits = (1, few)
     for number, upto in enumerate(limits):
         if low <= upto and (number == 0 or upto > limits[number - 1]):
-            classes.append(RowClass(upto, upto, most_panels(isa, itemsize_bytes, upto)))
+            classes.append(RowClass(upto, upto, most_panels(isa, each, upto)))
     if high > few:
-        tile_rows, tile_panels = _large_form(isa, itemsize_bytes, None, panels, min(most_rows, 8))
+        tile_rows, tile_panels = _large_form(isa, each, None, panels, min(most_rows, 8))
         classes.append(RowClass(None, tile_rows, tile_panels))
     classes[-1] = RowClass(None, classes[-1].rows, classes[-1].panels)
     if panels is None:
@@ -133,6 +131,7 @@ class Tile:
 
     `loops`: (extent, stride of A) of the summed loops, outermost first; W advances by `step` for each
     innermost iteration. `row_stride`: of A between rows. `panel_stride`: of W between panels.
+    `used`: columns of a panel that are computed, 16, or 8 where a single panel has no more.
     """
 
     isa: Isa
@@ -143,11 +142,12 @@ class Tile:
     panel_stride: str
     step: str = str(PANEL)
     params: tuple[str, ...] = ()
+    used: int = PANEL
 
     @property
     def typedefs(self) -> list[str]:
         """C lines that a source with these tiles needs before the first of them."""
-        size = min(self.isa.vector_bytes, PANEL * self.itemsize_bytes)
+        size = self.lanes * self.itemsize_bytes
         return [
             f"typedef {self.element} tile_v __attribute__((vector_size({size})));",
             f"typedef {self.element} tile_u"
@@ -157,14 +157,14 @@ class Tile:
     @property
     def lanes(self) -> int:
         """Elements of one register."""
-        return min(self.isa.vector_bytes // self.itemsize_bytes, PANEL)
+        return min(self.isa.vector_bytes // self.itemsize_bytes, self.used)
 
     def body(self, code: Code, rows: int, panels: int, a: str = "a", w: str = "w") -> list[list[str]]:
         """Writes the inner loop; returns the names of the accumulators, per row, per register.
 
         `a` and `w` are pointer expressions.
         """
-        each = PANEL // self.lanes
+        each = self.used // self.lanes
         names = [[f"c{i}_{j}" for j in range(panels * each)] for i in range(rows)]
         for row in names:
             code.line(f"tile_v {', '.join(f'{name} = {{0}}' for name in row)};")
@@ -190,14 +190,14 @@ class Tile:
         starts = ["a0"] if fixed_rows else [f"a{i}" for i in range(rows)]
         for i, start in enumerate(starts):
             code.line(f"const {self.element} *{start} = {a}{f' + {i} * ({self.row_stride})' if i else ''};")
-        each = PANEL // self.lanes
+        each = self.used // self.lanes
         with code.block(f"for (i64 k{level} = 0; k{level} < {extent}; k{level}++)"):
             blocks = []
             for j in range(panels):
                 base = f"w0 + {j * int(self.panel_stride)}" if fixed else f"w{j}"
                 if rows <= PREFETCH_ROWS:
                     code.line(f"__builtin_prefetch((const char *)({base}) + {PREFETCH_BYTES}, 0, 3);")
-                    for line in range(1, PANEL * self.itemsize_bytes // 64):
+                    for line in range(1, self.used * self.itemsize_bytes // 64):
                         code.line(f"__builtin_prefetch((const char *)({base}) + {PREFETCH_BYTES + 64 * line}, 0, 3);")
                 for h in range(each):
                     block = f"b{j}_{h}"
@@ -219,9 +219,11 @@ class Tile:
         head = f"static __attribute__((noinline)) void {name}({operands}"
         with code.block(f"{head}, {self.element} *restrict c, const i64 c_stride{params})"):
             names = self.body(code, rows, panels)
+            each = self.used // self.lanes
             for i, row in enumerate(names):
                 for j, accumulator in enumerate(row):
-                    code.line(f"*(tile_u *)(c + {i} * c_stride + {j * self.lanes}) = {accumulator};")
+                    column = j // each * PANEL + j % each * self.lanes
+                    code.line(f"*(tile_u *)(c + {i} * c_stride + {column}) = {accumulator};")
         return code.text()
 
 

@@ -14,9 +14,11 @@ from aot import expr
 from aot.backend.base import Emitted, PackedOperand
 from aot.backend.cpu.code import memory_type, register_dtype
 from aot.backend.cpu.depthwise import emit_depthwise
+from aot.backend.cpu.dots import prefers_dots
 from aot.backend.cpu.isa import Isa
-from aot.backend.cpu.panels import MatrixAxis, PackSite, Panels, RowAxis, emit_panels, merge_rows
-from aot.backend.cpu.tile import PANEL
+from aot.backend.cpu.panels import MatrixAxis, PackSite, Panels, emit_panels
+from aot.backend.cpu.rows import RowAxis, merge_rows
+from aot.backend.cpu.tile import PANEL, merge_loops
 from aot.backend.cpu.winograd import emit_winograd, prefers_winograd
 from aot.dims import Dim
 from aot.errors import CompilerError
@@ -39,18 +41,20 @@ def is_constant_weight(kernel: Kernel, root: WindowRoot) -> bool:
     return kernel.inputs[root.w].constant and all(node.payload != root.w for node in loads)
 
 
-def _pack(kernel: Kernel, root: WindowRoot, shape: Sequence[int]) -> PackedOperand:
-    """Weights [O, Cg, k…] as panels [G, ceil(Og / 16), k…, Cg, 16]."""
+def _pack(kernel: Kernel, root: WindowRoot, shape: Sequence[int], dots: bool) -> PackedOperand:
+    """Weights [O, Cg, k…] as panels [G, ceil(Og / 16), k…, Cg, 16], or as [G, Og, k…, Cg]."""
     outputs, channels, *window = shape
     groups, rank = root.groups, len(window)
     per_group = outputs // groups
-    packed = (groups, -(-per_group // PANEL), *window, channels, PANEL)
+    packed = (groups, per_group, *window, channels)
+    if not dots:
+        packed = (groups, -(-per_group // PANEL), *window, channels, PANEL)
     width = len(packed)
 
     def unit(position: int) -> tuple[int, ...]:
         return tuple(int(p == position) for p in range(width))
 
-    output_row = tuple(PANEL if p == 1 else int(p == width - 1) for p in range(width))
+    output_row = unit(1) if dots else tuple(PANEL if p == 1 else int(p == width - 1) for p in range(width))
     rows = (unit(0), output_row, unit(2 + rank), *(unit(2 + d) for d in range(rank)))
     steps = [
         RecipeStep(RecipeOp.RESHAPE, shape=(groups, per_group, channels, *window)),
@@ -91,9 +95,11 @@ def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:
     merged, merged_rows, _ = merge_rows(kernel, rows, [])
     summed = dimension.product([channels, *window])
     panels = -(-per_group // PANEL)
+    dots = constant and prefers_dots(isa, root.accumulate.itemsize_bytes, per_group, merge_loops(loops))
     matrices: tuple[MatrixAxis, ...] = ()
     if root.groups > 1:
-        matrices = (MatrixAxis(None, root.groups, channels * strides[1], summed * panels * PANEL),)
+        w_stride = summed * (per_group if dots else panels * PANEL)
+        matrices = (MatrixAxis(None, root.groups, channels * strides[1], w_stride),)
     return emit_panels(
         Panels(
             kernel=merged,
@@ -107,10 +113,11 @@ def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:
             a=root.x,
             a_origin=origin,
             w=root.w,
-            packed=_pack(kernel, root, (outputs, channels, *window)) if constant else None,
+            packed=_pack(kernel, root, (outputs, channels, *window), dots) if constant else None,
             fill=None if constant else _fill,
             unique_bytes_per_row=dimension.product(root.strides) * channels * x.dtype.itemsize_bytes,
             label="convolution",
+            dots=dots,
         )
     )
 

@@ -15,10 +15,10 @@ from aot import dims as dimension
 from aot import expr
 from aot.backend.base import Emitted, PackedOperand
 from aot.backend.cpu.code import Code, DimTable
+from aot.backend.cpu.frame import Epilogue, bytes_moved, kernel_body, thread_share, zero_halos
 from aot.backend.cpu.isa import Isa
-from aot.backend.cpu.panels import Epilogue, bytes_moved, kernel_body, thread_share, zero_halos
 from aot.backend.cpu.render import Renderer, Scope
-from aot.backend.cpu.tile import PANEL, Tile, most_panels, split
+from aot.backend.cpu.tile import PANEL, Tile, most_panels, registers_per_panel, split
 from aot.dims import Dim
 from aot.dtypes import F32
 from aot.errors import CompilerError
@@ -74,7 +74,7 @@ class _Winograd:
         padded = -(-self.channels // PANEL) * PANEL
         self.row_stride = padded + (PANEL if padded * 4 % 2048 == 0 else 0)
         self.tile_rows = 8 if isa.registers > 16 else 6
-        self.groups = split(self.panels, most_panels(isa, 4, self.tile_rows))
+        self.groups = split(self.panels, most_panels(isa, registers_per_panel(isa, 4), self.tile_rows))
         patches = self.batch * dimension.ceildiv(self.height, 2) * dimension.ceildiv(self.width, 2)
         self.patches: Dim = patches
         fitting = PATCH_BYTES // (16 * self.row_stride * 4) // self.tile_rows * self.tile_rows
