@@ -206,12 +206,17 @@ class Importer:
 
     def _initializer(self, name: str, scope: Scope) -> Entry:
         tensor = scope.initializers[name]
+        outermost = scope.parent is None
         try:
-            const = onnx_model.tensor_const(tensor, self.model.folder, name)
+            const = self.model.weights.get(name) if outermost else None
+            if const is None:
+                const = onnx_model.tensor_const(tensor, self.model.folder, name)
         except UnsupportedError as error:
             self._reject("", error.message, 0, "", name)
             scope.entries[name] = POISON
             return POISON
+        if outermost:
+            self.model.weights[name] = const
         value = self.builder.const(const)
         scope.entries[name] = value
         return value

@@ -73,13 +73,17 @@ _TYPED_FIELDS: dict[int, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """A parsed model file. `folder` is where external data may lie (None: nowhere)."""
+    """A parsed model file. `folder` is where external data may lie (None: nowhere).
+
+    `weights` keeps the constants of the graph's initializers once they were read and hashed.
+    """
 
     proto: ModelProto
     folder: Path | None
     digest: str
     opsets: Mapping[str, int]
     functions: Mapping[tuple[str, str, str], FunctionProto] = field(default_factory=dict)
+    weights: dict[str, Const] = field(default_factory=dict)
 
     @property
     def graph(self) -> GraphProto:

@@ -13,6 +13,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from aot.evaluate import evaluate
 from aot.frontend import load
 from aot.ir import Graph
+from aot.verify import verify
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -99,6 +100,7 @@ def check_against_onnxruntime(
 ) -> Graph:
     """Imports, interprets, compares; gives the graph for a closer look."""
     graph = load(model)
+    verify(graph)
     assert_same(evaluate(graph, feed), by_onnxruntime(model, feed), relative, absolute)
     return graph
 

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from aot.errors import AotError, ModelError, UnsupportedError
 from aot.evaluate import evaluate
 from aot.frontend import check, load, load_with_info
+from aot.text import consts_of, parse_graph, print_graph
 from tests.frontend.models import FLOAT, INT64, model_of
 
 node = helper.make_node
@@ -278,6 +279,17 @@ def test_locs_and_names() -> None:
     assert info.ops["Conv"] == 1
     assert len(info.digest) == 64
     assert info.opset == 17
+
+
+def test_names_of_any_characters_survive_the_text_form() -> None:
+    odd = 'a "b"\\ \n% {c}:0 \u00fc'
+    model = model_of([node("Relu", [odd], [odd + "y"], name=odd)], {odd: (FLOAT, [odd, 2])}, [odd + "y"])
+    model.graph.name = odd
+    graph, info = load_with_info(model)
+    assert (graph.inputs[0].name, graph.outputs[0].name, graph.nodes[0].locs) == (odd, odd + "y", (odd,))
+    assert list(info.symbols.values()) == [f"{odd}.0"]  # it reads as an expression, so it gets a name of its own
+    text = print_graph(graph)
+    assert print_graph(parse_graph(text, consts_of(graph).get)) == text
 
 
 def test_initializers_that_are_also_inputs_are_constants() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aot.evaluate import evaluate
-from aot.frontend import check, load_with_info
+from aot.frontend import DimOption, check, load_with_info
 from tests.frontend.models import assert_same
 from tests.zoo.catalogue import ZooModel, catalogue, folder, make_inputs
 
@@ -31,3 +31,15 @@ def test_public_model(model: ZooModel) -> None:
     inputs = make_inputs(spec)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     assert_same(evaluate(graph, inputs), [np.asarray(result) for result in session.run(None, inputs)], 1e-3, 1e-4)
+
+
+@pytest.mark.zoo
+def test_declared_sizes_can_be_opened() -> None:
+    where = folder()
+    if where is None or not (where / "centerface.onnx").exists():
+        pytest.skip("the public models are not here: run tests/zoo/fetch.py and set AOT_ZOO")
+    dims: dict[str, DimOption] = {"input.1.0": "N", "input.1.2": "H", "input.1.3": "W"}
+    graph, _ = load_with_info(where / "centerface.onnx", dims=dims)
+    assert {symbol.name: symbol.divisor for symbol in graph.symbols} == {"N": 1, "H": 32, "W": 32}
+    results = evaluate(graph, {"input.1": np.zeros((1, 3, 64, 96), np.float32)})
+    assert results[0].shape == (1, 1, 16, 24)
