@@ -34,7 +34,6 @@ class Artifact:
         self.data = data
         self.external_name = external_name
         self.external = external
-        self.report: Any = None  # what the driver tells of this build; never stored
         self.report: Any = None  # aot.driver.BuildReport of a fresh build; never part of the file
 
     @classmethod

@@ -8,11 +8,12 @@ from __future__ import annotations
 import ctypes
 import os
 from functools import cache
-from importlib.resources import files
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aot.errors import AotError, ArtifactError, GuardError, RunError, TargetError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ABI_VERSION = 1
 
@@ -206,12 +207,17 @@ _ERRORS: dict[int, type[AotError]] = {
 
 def prefix() -> Path:
     """The folder that holds include/ and lib/: a CMake prefix."""
+    from importlib.resources import files  # costs more than the rest of this package's imports together
+    from pathlib import Path
+
     # files(), not __file__: an editable install keeps the sources and the library in different folders.
     return Path(str(files("aot.runtime") / "lib")).parent
 
 
 def library_path() -> Path:
     """The library that is loaded: $AOT_RUNTIME_LIBRARY (for development), or else the installed one."""
+    from pathlib import Path
+
     return Path(os.environ.get("AOT_RUNTIME_LIBRARY") or prefix() / "lib" / "libaot_runtime.so")
 
 

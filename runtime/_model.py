@@ -7,14 +7,11 @@ are as many sessions as there were runs at the same time.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from aot.errors import ArtifactError, GuardError, RunError
 from aot.runtime import _library as native
@@ -24,8 +21,7 @@ _MAP_WEIGHTS, _ANY_WEIGHTS = 1, 2
 _PROFILE = 1
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """An input or output: `shape` holds ints, and the expressions of extents that vary, as text."""
 
     name: str
@@ -33,8 +29,7 @@ class TensorSpec:
     shape: tuple[int | str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DimSpec:
+class DimSpec(NamedTuple):
     """A named extent that varies: inclusive bounds (`hi` None: no bound) and a divisor of its values."""
 
     name: str
@@ -43,8 +38,7 @@ class DimSpec:
     divisor: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramSpec:
+class ProgramSpec(NamedTuple):
     """A program of the artifact. `selected`: this process runs it."""
 
     target: str
@@ -169,6 +163,8 @@ class Model:
     @property
     def meta(self) -> dict[str, Any]:
         """What the build recorded for people."""
+        import json
+
         size = ctypes.c_size_t()
         address = self._lib.aot_model_meta(self._handle, ctypes.byref(size))
         value = json.loads(ctypes.string_at(address, size.value)) if size.value else {}
@@ -353,7 +349,7 @@ class Model:
                 if repeat:  # the first run pays for cold memory
                     rows.append(list(times))
             columns = zip(*rows, strict=True) if rows else ()
-            return [(*self._step(program.value, step), median(c) * 1e-9) for step, c in enumerate(columns)]
+            return [(*self._step(program.value, step), _median(c) * 1e-9) for step, c in enumerate(columns)]
         finally:
             self._lib.aot_session_destroy(session)
 
@@ -380,6 +376,13 @@ class Model:
             return ", ".join(f"{p.name}: {p.dtype}[{', '.join(map(str, p.shape))}]" for p in ports)
 
         return f"<Model ({specs(self.inputs)}) -> ({specs(self.outputs)})>"
+
+
+def _median(values: Sequence[int]) -> float:
+    # The statistics module would take longer to import than all of this package.
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _fill_weights(options: Any, weights: Mapping[str, Any]) -> list[Any]:

@@ -83,36 +83,63 @@ __attribute__((target("sha,sse4.1,ssse3"))) void blocks_sha(uint32_t *state, con
     _mm_storeu_si128(reinterpret_cast<__m128i *>(state + 4), _mm_alignr_epi8(dchg, feba, 8));
 }
 
-typedef uint32_t Lanes __attribute__((vector_size(32)));
+typedef uint32_t Lanes8 __attribute__((vector_size(32)));
+typedef uint32_t Lanes16 __attribute__((vector_size(64)));
+
+// A macro, since a function that returns such a vector would have another ABI without the target's flags.
 #define AOT_ROTATE(x, n) ((x) >> (n) | (x) << (32 - (n)))
 
-// One block of each of eight streams that lie `stride` bytes apart; state[i] holds word i of all lanes.
-__attribute__((target("avx2"))) void blocks_lanes(Lanes *state, const uint8_t *data, size_t stride, size_t count) {
+// One block of every lane's stream: w holds the words, and state[i] word i of the state, of all lanes.
+template <class Lanes> [[gnu::always_inline]] inline void round_lanes(Lanes *state, Lanes *w) {
+    Lanes a = state[0], b = state[1], c = state[2], d = state[3];
+    Lanes e = state[4], f = state[5], g = state[6], h = state[7];
+#pragma GCC unroll 16
+    for (int i = 0; i < 64; ++i) {
+        if (i >= 16) {
+            Lanes x = w[(i + 1) & 15], y = w[(i + 14) & 15];
+            Lanes s0 = AOT_ROTATE(x, 7) ^ AOT_ROTATE(x, 18) ^ (x >> 3);
+            Lanes s1 = AOT_ROTATE(y, 17) ^ AOT_ROTATE(y, 19) ^ (y >> 10);
+            w[i & 15] += s0 + w[(i + 9) & 15] + s1;
+        }
+        Lanes t1 = h + (AOT_ROTATE(e, 6) ^ AOT_ROTATE(e, 11) ^ AOT_ROTATE(e, 25)) + ((e & f) ^ (~e & g)) +
+                   kRound[i] + w[i & 15];
+        Lanes t2 = (AOT_ROTATE(a, 2) ^ AOT_ROTATE(a, 13) ^ AOT_ROTATE(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
+        h = g, g = f, f = e, e = d + t1, d = c, c = b, b = a, a = t1 + t2;
+    }
+    state[0] += a, state[1] += b, state[2] += c, state[3] += d;
+    state[4] += e, state[5] += f, state[6] += g, state[7] += h;
+}
+
+// Word `i` of the block at `data` in each of the streams, which lie `stride` bytes apart.
+__attribute__((target("avx2"))) inline Lanes8 gather8(const uint8_t *data, int stride) {
+    const __m256i lane = _mm256_mullo_epi32(_mm256_set1_epi32(stride), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+    const __m256i swap = _mm256_broadcastsi128_si256(_mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203));
+    const __m256i words = _mm256_i32gather_epi32(reinterpret_cast<const int *>(data), lane, 1);
+    return reinterpret_cast<Lanes8>(_mm256_shuffle_epi8(words, swap));
+}
+
+__attribute__((target("avx512f,avx512bw"))) inline Lanes16 gather16(const uint8_t *data, int stride) {
+    const __m512i number = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i lane = _mm512_mullo_epi32(_mm512_set1_epi32(stride), number);
+    const __m512i swap = _mm512_maskz_broadcast_i32x4(0xffff, _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203));
+    const __m512i words = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), 0xffff, lane, data, 1);
+    return reinterpret_cast<Lanes16>(_mm512_shuffle_epi8(words, swap));
+}
+
+__attribute__((target("avx2"))) void blocks_8(Lanes8 *state, const uint8_t *data, int stride, size_t count) {
     for (; count; --count, data += 64) {
-        Lanes w[16];
-        for (int i = 0; i < 16; ++i) {
-            for (int lane = 0; lane < 8; ++lane) {
-                uint32_t word;
-                memcpy(&word, data + stride * lane + 4 * i, 4);
-                w[i][lane] = __builtin_bswap32(word);
-            }
-        }
-        Lanes a = state[0], b = state[1], c = state[2], d = state[3];
-        Lanes e = state[4], f = state[5], g = state[6], h = state[7];
-        for (int i = 0; i < 64; ++i) {
-            if (i >= 16) {
-                Lanes x = w[(i + 1) & 15], y = w[(i + 14) & 15];
-                Lanes s0 = AOT_ROTATE(x, 7) ^ AOT_ROTATE(x, 18) ^ (x >> 3);
-                Lanes s1 = AOT_ROTATE(y, 17) ^ AOT_ROTATE(y, 19) ^ (y >> 10);
-                w[i & 15] += s0 + w[(i + 9) & 15] + s1;
-            }
-            Lanes t1 = h + (AOT_ROTATE(e, 6) ^ AOT_ROTATE(e, 11) ^ AOT_ROTATE(e, 25)) + ((e & f) ^ (~e & g)) +
-                       kRound[i] + w[i & 15];
-            Lanes t2 = (AOT_ROTATE(a, 2) ^ AOT_ROTATE(a, 13) ^ AOT_ROTATE(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
-            h = g, g = f, f = e, e = d + t1, d = c, c = b, b = a, a = t1 + t2;
-        }
-        state[0] += a, state[1] += b, state[2] += c, state[3] += d;
-        state[4] += e, state[5] += f, state[6] += g, state[7] += h;
+        Lanes8 w[16];
+        for (int i = 0; i < 16; ++i) w[i] = gather8(data + 4 * i, stride);
+        round_lanes(state, w);
+    }
+}
+
+__attribute__((target("avx512f,avx512bw"))) void blocks_16(Lanes16 *state, const uint8_t *data, int stride,
+                                                           size_t count) {
+    for (; count; --count, data += 64) {
+        Lanes16 w[16];
+        for (int i = 0; i < 16; ++i) w[i] = gather16(data + 4 * i, stride);
+        round_lanes(state, w);
     }
 }
 
@@ -120,13 +147,14 @@ using Blocks = void (*)(uint32_t *, const uint8_t *, size_t);
 
 struct Choice {
     Blocks blocks;
-    bool lanes;
+    size_t lanes;  // chunks that are hashed at once
 };
 
 Choice choice_for(int which) {
     const CpuFeatures &cpu = cpu_features();
-    if (which == 0) which = cpu.sha ? 2 : cpu.avx2 ? 3 : 1;
-    return {which == 2 ? blocks_sha : blocks_plain, which == 3};
+    const Blocks blocks = cpu.sha && which != 1 ? blocks_sha : blocks_plain;
+    if (which == 0) which = cpu.level >= 4 ? 4 : cpu.sha ? 2 : cpu.avx2 ? 3 : 1;
+    return {blocks, which == 4 ? size_t{16} : which == 3 ? size_t{8} : size_t{1}};
 }
 
 Choice &chosen() {
@@ -139,20 +167,20 @@ void put_length(uint8_t *to, uint64_t bytes) {
     memcpy(to, &bits, 8);
 }
 
-__attribute__((target("avx2"))) void hash_lanes(const uint8_t *data, Digest *out) {
-    constexpr size_t chunk = format::kTreeChunkBytes;
+// Digests of as many chunks as there are lanes.
+template <class Lanes>
+void hash_lanes(void (*blocks)(Lanes *, const uint8_t *, int, size_t), const uint8_t *data, Digest *out) {
+    constexpr size_t chunk = format::kTreeChunkBytes, count = sizeof(Lanes) / 4;
     Lanes state[8];
-    for (int i = 0; i < 8; ++i) state[i] = Lanes{} + kStart[i];
-    blocks_lanes(state, data, chunk, chunk / 64);
-    uint8_t last[8][64] = {};
-    for (auto &block : last) {
-        block[0] = 0x80;
-        put_length(block + 56, chunk);
-    }
-    blocks_lanes(state, last[0], 64, 1);
-    for (int lane = 0; lane < 8; ++lane) {
-        for (int i = 0; i < 8; ++i) {
-            uint32_t word = __builtin_bswap32(state[i][lane]);
+    uint32_t *words = reinterpret_cast<uint32_t *>(state);
+    for (size_t i = 0; i < 8 * count; ++i) words[i] = kStart[i / count];
+    blocks(state, data, chunk, chunk / 64);
+    uint8_t last[64] = {0x80};
+    put_length(last + 56, chunk);
+    blocks(state, last, 0, 1);
+    for (size_t lane = 0; lane < count; ++lane) {
+        for (size_t i = 0; i < 8; ++i) {
+            uint32_t word = __builtin_bswap32(words[i * count + lane]);
             memcpy(out[lane].bytes + 4 * i, &word, 4);
         }
     }
@@ -202,9 +230,10 @@ Digest sha256(const void *data, size_t bytes) {
 
 void hash_chunks(const uint8_t *data, size_t bytes, Digest *out) {
     constexpr size_t chunk = format::kTreeChunkBytes;
-    while (chosen().lanes && bytes >= 8 * chunk) {
-        hash_lanes(data, out);
-        data += 8 * chunk, bytes -= 8 * chunk, out += 8;
+    const size_t lanes = chosen().lanes;
+    for (; lanes > 1 && bytes >= lanes * chunk; data += lanes * chunk, bytes -= lanes * chunk, out += lanes) {
+        if (lanes == 16) hash_lanes<Lanes16>(blocks_16, data, out);
+        else hash_lanes<Lanes8>(blocks_8, data, out);
     }
     for (; bytes; ++out) {
         size_t part = bytes < chunk ? bytes : chunk;
@@ -215,7 +244,7 @@ void hash_chunks(const uint8_t *data, size_t bytes, Digest *out) {
 
 bool choose_sha256(int which) {
     const CpuFeatures &cpu = cpu_features();
-    if ((which == 2 && !cpu.sha) || (which == 3 && !cpu.avx2)) return false;
+    if ((which == 2 && !cpu.sha) || (which == 3 && !cpu.avx2) || (which == 4 && cpu.level < 4)) return false;
     chosen() = choice_for(which);
     return true;
 }

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4): with the SHA instructions, eight chunks at once with AVX2, or in plain C++.
+// SHA-256 (FIPS 180-4): with the SHA instructions, 16 or 8 chunks at once with AVX-512 or AVX2, or in plain C++.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ Digest sha256(const void *data, size_t bytes);
 // Digests of consecutive chunks of kTreeChunkBytes, the last one perhaps shorter.
 void hash_chunks(const uint8_t *data, size_t bytes, Digest *out);
 
-// For tests: 0 picks by CPU, 1 plain C++, 2 SHA instructions, 3 AVX2. False where the CPU cannot.
+// For tests: 0 picks by CPU, 1 plain C++, 2 SHA instructions, 3 AVX2, 4 AVX-512. False where the CPU cannot.
 bool choose_sha256(int which);
 
 }  // namespace aot

@@ -12,7 +12,7 @@ using namespace format;
 
 namespace {
 
-constexpr size_t kWindowBytes = 8 * kTreeChunkBytes;  // stays in the second-level cache between hashing and copying
+constexpr size_t kWindowBytes = 16 * kTreeChunkBytes;  // stays in the second-level cache between hashing and copying
 
 struct Range {
     uint64_t offset;  // in the section
@@ -162,7 +162,7 @@ private:
         Vector<uint8_t> window{Allocator<uint8_t>(a_.memory)};
         if (!out_.mapping) window.resize(bytes < kWindowBytes ? static_cast<size_t>(bytes) : kWindowBytes);
         const bool tree = a_.weights.flags & section_flag::TREE;
-        Digest leaves[8];
+        Digest leaves[kWindowBytes / kTreeChunkBytes];
         Sha256 hash;
         for (uint64_t at = 0; at < bytes; at += kWindowBytes) {
             const size_t part = bytes - at < kWindowBytes ? static_cast<size_t>(bytes - at) : kWindowBytes;
