@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 Dim: TypeAlias = "int | DimExpr"
@@ -47,10 +48,16 @@ class Call:
     args: tuple[Dim, ...]
 
     def __str__(self) -> str:
-        if self.function in ("floordiv", "mod"):
-            sign = "//" if self.function == "floordiv" else "%"
-            return f"{_factor_text(self.args[0])}{sign}{_factor_text(self.args[1])}"
-        return f"{self.function}({', '.join(map(str, self.args))})"
+        return _call_text(self)
+
+
+@lru_cache(maxsize=1 << 16)
+def _call_text(call: Call) -> str:
+    """Text of a call; asked for all the time, since monomials are kept in the order of their text."""
+    if call.function in ("floordiv", "mod"):
+        sign = "//" if call.function == "floordiv" else "%"
+        return f"{_factor_text(call.args[0])}{sign}{_factor_text(call.args[1])}"
+    return f"{call.function}({', '.join(map(str, call.args))})"
 
 
 Atom = Symbol | Call

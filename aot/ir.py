@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Union
 
@@ -87,15 +87,7 @@ class TensorType:
     @property
     def strides(self) -> tuple[Dim, ...]:
         """Elements between neighbours along each logical axis."""
-        if self.layout.strides:
-            return self.layout.strides
-        result: list[Dim] = [0] * self.rank
-        step: Dim = 1
-        for axis in reversed(self.order):
-            result[axis] = step
-            before, after = self.halo[axis]
-            step = step * (self.shape[axis] + before + after)
-        return tuple(result)
+        return _strides(self.shape, self.layout)
 
     @property
     def origin_elements(self) -> Dim:
@@ -123,6 +115,19 @@ class TensorType:
         from aot.text import type_text  # the printer owns every text form
 
         return type_text(self)
+
+
+@lru_cache(maxsize=1 << 14)
+def _strides(shape: tuple[Dim, ...], layout: Layout) -> tuple[Dim, ...]:
+    if layout.strides:
+        return layout.strides
+    result: list[Dim] = [0] * len(shape)
+    step: Dim = 1
+    for axis in reversed(layout.order or range(len(shape))):
+        result[axis] = step
+        before, after = layout.halo[axis] if layout.halo else (0, 0)
+        step = step * (shape[axis] + before + after)
+    return tuple(result)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -148,7 +148,10 @@ def mobilenetv3() -> onnx.ModelProto:
         channels = out
     x = activate(w.batch_norm(w.conv(x, 160, 960, 1), 960), True)
     x = w.op("Flatten", w.op("GlobalAveragePool", x), axis=1)
-    first, second = w.weight(w.normal(1280, 960, fan_in=960), "fc"), w.weight(w.normal(1000, 1280, fan_in=1280), "fc")
+    first, second = (
+        w.weight(w.normal(1280, 960, fan_in=960), "fc"),
+        w.weight(w.normal(1000, 1280, fan_in=1280) / 80, "fc"),
+    )
     x = activate(w.op("Gemm", x, first, w.weight(np.zeros(1280, np.float32), "bias"), transB=1), True)
     w.nodes.append(
         helper.make_node(
