@@ -139,10 +139,13 @@ class Op(Pattern):
 
     def match(self, value: Value | None, matching: Matching) -> Iterator[None]:
         node = matching.view.producer.get(value) if value is not None else None
-        if node is not None and node.op in self.ops:
+        if node is not None:
             yield from self.match_node(node, matching)
 
     def match_node(self, node: Node, matching: Matching) -> Iterator[None]:
+        """Matches a node rather than a value; the root of a rule is tried this way."""
+        if node.op not in self.ops:
+            return
         for key, wanted in self.attrs.items():
             if node.attrs.get(key) != wanted:
                 return

@@ -110,6 +110,7 @@ def inputs_for(graph: Graph, seed: int = 7) -> list[Array]:
     for value in graph.inputs:
         shape = [extent if isinstance(extent, int) else EXTENTS[str(extent)] for extent in value.type.shape]
         dtype = value.type.dtype
+        array: Array
         if dtype.is_float:
             array = rng.standard_normal(shape) * 1.5
         elif dtype.is_bool:

@@ -521,7 +521,7 @@ def ops_after(build: Any, **options: Any) -> str:
 
 
 def test_conv_block_becomes_one_conv() -> None:
-    def block(b: Builder) -> Value:
+    def block(b: Builder) -> Any:
         x = b.pad(image(b), before=(0, 0, 1, 1), after=(0, 0, 1, 1))
         return b.relu(b.mul(norm(b, conv(b, x, kernel(b)), 6), w(b, 6, 1, 1)))
 
@@ -530,7 +530,7 @@ def test_conv_block_becomes_one_conv() -> None:
 
 
 def test_normalization_in_channels_last_layout_meets_its_transposes() -> None:
-    def block(b: Builder) -> Value:
+    def block(b: Builder) -> Any:
         last = b.transpose(conv(b, image(b), kernel(b)), perm=(0, 2, 3, 1))
         last = b.relu(b.add(b.mul(last, w(b, 6)), w(b, 6, seed=2)))
         return conv(b, b.transpose(last, perm=(0, 3, 1, 2)), w(b, 2, 6, 1, 1))
@@ -539,7 +539,7 @@ def test_normalization_in_channels_last_layout_meets_its_transposes() -> None:
 
 
 def test_global_pool_over_transposed_axes_needs_no_transpose() -> None:
-    def block(b: Builder) -> Value:
+    def block(b: Builder) -> Any:
         last = b.transpose(image(b), perm=(0, 2, 3, 1))
         return b.matmul(b.reduce_max(last, axes=(1, 2), keepdims=False), w(b, 4, 3))
 
@@ -547,7 +547,7 @@ def test_global_pool_over_transposed_axes_needs_no_transpose() -> None:
 
 
 def test_positions_of_bert_need_no_gather() -> None:
-    def block(b: Builder) -> Value:
+    def block(b: Builder) -> Any:
         words = f(b, "x", 2, M, 6)
         ids = b.slice_(ints(b, *range(8), shape=(1, 8)), starts=(0, 0), sizes=(1, M), steps=(1, 1))
         kinds = b.expand(b.slice_(full(b, 0, 1, 8, dtype=I64), starts=(0, 0), sizes=(1, M), steps=(1, 1)), shape=(2, M))
