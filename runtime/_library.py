@@ -205,12 +205,23 @@ _ERRORS: dict[int, type[AotError]] = {
 }
 
 
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _find() -> str:
+    if given := os.environ.get("AOT_RUNTIME_LIBRARY"):
+        return given
+    beside = os.path.join(_HERE, "lib", "libaot_runtime.so")
+    return beside if os.path.exists(beside) else str(prefix() / "lib" / "libaot_runtime.so")
+
+
 def prefix() -> Path:
     """The folder that holds include/ and lib/: a CMake prefix."""
-    from importlib.resources import files  # costs more than the rest of this package's imports together
+    # An editable install keeps the sources and the library in different folders; finding the latter costs more
+    # than all of this package's imports together.
+    from importlib.resources import files
     from pathlib import Path
 
-    # files(), not __file__: an editable install keeps the sources and the library in different folders.
     return Path(str(files("aot.runtime") / "lib")).parent
 
 
@@ -218,24 +229,24 @@ def library_path() -> Path:
     """The library that is loaded: $AOT_RUNTIME_LIBRARY (for development), or else the installed one."""
     from pathlib import Path
 
-    return Path(os.environ.get("AOT_RUNTIME_LIBRARY") or prefix() / "lib" / "libaot_runtime.so")
+    return Path(_find())
 
 
 @cache
 def library() -> ctypes.CDLL:
     """The loaded library, with every function declared."""
-    path = library_path()
+    path = _find()
     try:
-        lib = ctypes.CDLL(str(path))
+        lib = ctypes.CDLL(path)
     except OSError as error:
         raise TargetError(
             f"cannot load the runtime library: {error}",
-            where=str(path),
+            where=path,
             hint="Install aotc with pip, which builds it, or set AOT_RUNTIME_LIBRARY.",
         ) from error
     lib.aot_abi_version.restype = ctypes.c_uint32
     if (found := lib.aot_abi_version()) != ABI_VERSION:
-        raise TargetError(f"the library has ABI {found}, this package needs {ABI_VERSION}", where=str(path))
+        raise TargetError(f"the library has ABI {found}, this package needs {ABI_VERSION}", where=path)
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(lib, name)
         function.restype = result

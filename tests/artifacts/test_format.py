@@ -17,7 +17,7 @@ from aot.artifacts import Artifact, dim_code, gen_header, layout, safetensors
 from aot.artifacts.layout import Section
 from aot.dims import Dim, Symbol
 from aot.errors import ArtifactError, CompilerError, OptionError
-from aot.ir import TensorType
+from aot.ir import Array, TensorType
 from aot.program import Port
 from tests.runtime import handmade
 
@@ -93,7 +93,7 @@ def test_unknown_weights_mode() -> None:
 def test_safetensors_agree_with_the_public_package() -> None:
     package = pytest.importorskip("safetensors.numpy")
     random = np.random.default_rng(1)
-    tensors = {
+    tensors: dict[str, Array] = {
         "a": random.standard_normal((3, 4)).astype(np.float32),
         "b/ü": random.integers(0, 9, (5,), np.int64),
         "empty": np.zeros((0, 2), np.float64),

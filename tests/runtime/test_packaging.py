@@ -154,3 +154,24 @@ def test_pkg_config(tmp_path: Path) -> None:
         ["pkg-config", "--cflags", "--libs", "aot_runtime"], check=True, capture_output=True, text=True, env=environment
     )
     assert "-laot_runtime" in found.stdout and "-I" in found.stdout
+
+
+def test_cmake_package(tmp_path: Path) -> None:
+    """find_package(aot_runtime) in a project of someone else."""
+    prefix = _library.prefix()
+    if "AOT_RUNTIME_LIBRARY" in os.environ or not (prefix / "lib" / "cmake").exists() or not shutil.which("cmake"):
+        pytest.skip("not installed here")
+    shutil.copy(ROOT / "runtime" / "examples" / "run.c", tmp_path / "run.c")
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.21)\nproject(user C)\nfind_package(aot_runtime REQUIRED)\n"
+        "add_executable(run run.c)\ntarget_link_libraries(run PRIVATE aot::aot_runtime)\n"
+    )
+    build = tmp_path / "build"
+    for command in (
+        ["cmake", "-S", tmp_path, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}"],
+        ["cmake", "--build", build],
+    ):
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+    usage = subprocess.run([build / "run"], check=False, capture_output=True, text=True)
+    assert usage.returncode == 2 and "usage" in usage.stderr
