@@ -191,7 +191,8 @@ def place_buffers(graph: Graph, constants: Mapping[Value, int], node_budget: int
         if root in fixed:
             raise CompilerError(f"output {value.name!r} has no storage of its own")
         fixed[root] = (Space.OUTPUT, number)
-    arena = [root for root in first if root not in fixed]
+    # A constant that is not in `constants` is read only in packed forms, which are not placed here.
+    arena = [root for root in first if root not in fixed and root not in graph.consts]
     sizes = {root: dimension.ceildiv(root.type.storage_bytes, ALIGNMENT_BYTES) * ALIGNMENT_BYTES for root in arena}
     buffers: list[Buffer] = []
     number_of: dict[Value, int] = {}

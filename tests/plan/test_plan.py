@@ -104,6 +104,13 @@ def test_plans_keep_live_values_apart(make: Callable[[], Graph]) -> None:
             np.testing.assert_allclose(memory.view(value, place), want, rtol=1e-5, atol=1e-5)
 
 
+def test_constants_take_no_arena(make: Callable[[], Graph]) -> None:
+    graph = stages(make())["reuse_in_place"]
+    plan = place_buffers(graph, {}, 2000)  # as if every constant were read in a packed form
+    names = {value.name for value in graph.consts}
+    assert not [buffer for buffer in plan.buffers if buffer.name in names]
+
+
 class _Memory:
     """The bytes of every buffer of a plan, at given sizes."""
 
