@@ -33,7 +33,7 @@ from aot import dtypes
 from aot.dims import Dim, DimExpr, Symbol
 from aot.dtypes import DType
 from aot.errors import AotError, CompilerError, ModelError
-from aot.ir import NO_ATTRS, Array, Attr, Const, Graph, Layout, Level, Node, TensorType, Value, const_of
+from aot.ir import NO_ATTRS, Array, Attr, Const, Graph, Layout, Level, Node, TensorType, Value, attr_symbols, const_of
 from aot.program import Buffer, GuardKind, Program, Space
 
 HEADER = "aot ir 1"
@@ -98,10 +98,21 @@ def consts_of(graph: Graph) -> dict[str, Const]:
 
 
 def _all_symbols(graph: Graph) -> Iterator[Symbol]:
-    yield from graph.symbols
+    """Symbols in the order in which the text mentions them."""
+    for value in graph.inputs:
+        yield from _type_symbols(value.type)
     for node in graph.nodes:
+        for value in node.outputs:
+            yield from _type_symbols(value.type)
+        for name in sorted(node.attrs):
+            yield from attr_symbols(node.attrs[name])
         for region in node.regions:
             yield from _all_symbols(region)
+
+
+def _type_symbols(type_: TensorType) -> Iterator[Symbol]:
+    for dim in (*type_.shape, *type_.layout.strides):
+        yield from dimension.symbols_of(dim)
 
 
 class _Printer:

@@ -156,7 +156,8 @@ def test_other_constants_print_their_digest(array: Any) -> None:
 ODD_NAMES = ["", "x", "a:b", 'q"uote', "two words", "new\nline", "%0", "Größe", "\ud800", "_"]
 ODD_SYMBOLS = ["N", "batch size", "f32", "min", "true", "s0", "s1", "past + 1", "sequence::x", ""]
 NAMES = st.one_of(st.sampled_from(ODD_NAMES), st.text(max_size=6))
-SYMBOL_NAMES = st.one_of(st.sampled_from(ODD_SYMBOLS), st.text(max_size=4))
+# A symbol named like a number or an expression would print like one: such names never get as far as a Dim.
+SYMBOL_NAMES = st.one_of(st.sampled_from(ODD_SYMBOLS), st.text("abN _\"'é:", max_size=4))
 
 
 @st.composite
