@@ -2,63 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-from aot import dims, expr
+from aot import dims
 from aot.backend.cpu.attend import emit_attend
 from aot.backend.cpu.isa import Isa
-from aot.dims import Dim, Symbol
-from aot.dtypes import BF16, F32, F64, I64, DType
-from aot.ir import Layout, TensorType
-from aot.kernel import AttendRoot, Axis, Kernel, KernelOperand, Store
-from aot.ops.opdef import Kind
+from aot.dims import Symbol
+from aot.dtypes import BF16, F64, DType
+from aot.ir import Layout
+from aot.kernel import AttendRoot, Kernel
 from tests.backend.harness import ISAS, run, run_threads
-
-HEADS_INSIDE = Layout(order=(0, 2, 1, 3))  # [B, S, H, D] in memory
-
-
-def attend_kernel(
-    b: Dim,
-    h: int,
-    s: Dim,
-    t: Dim,
-    d: int,
-    *,
-    width: int = 0,
-    key_heads: int = 0,
-    mask: str = "",
-    causal: bool = False,
-    dtype: DType = F32,
-    layout: Layout = HEADS_INSIDE,
-) -> Kernel:
-    width, key_heads = width or d, key_heads or h
-    axes = tuple(Axis(e, name) for e, name in ((b, "b"), (h, "h"), (s, "s"), (width, "d"), (t, "t")))
-
-    def index(axis: int) -> expr.Expr:
-        return expr.const(0, I64) if axes[axis].extent == 1 else expr.axis(axis)
-
-    inputs = [
-        KernelOperand(TensorType(dtype, (b, h, s, d), layout)),
-        KernelOperand(TensorType(dtype, (b, key_heads, t, d), layout)),
-        KernelOperand(TensorType(dtype, (b, key_heads, t, width), layout)),
-    ]
-    accumulate = F32 if dtype == BF16 else dtype
-    value = None
-    if mask == "keys":  # [B, 1, 1, T] of 0 and 1, as BERT makes it
-        inputs.append(KernelOperand(TensorType(accumulate, (b, 1, 1, t))))
-        zero = expr.const(0, I64)
-        value = (1.0 - expr.load(3, accumulate, [index(0), zero, zero, index(4)])) * -10000.0
-    elif mask == "full":
-        inputs.append(KernelOperand(TensorType(accumulate, (b, h, s, t))))
-        value = expr.load(3, accumulate, [index(0), index(1), index(2), index(4)])
-    root = AttendRoot(0, 1, 2, 4, 1 / math.sqrt(d), value, causal, accumulate)
-    out = KernelOperand(TensorType(dtype, (b, h, s, width), layout))
-    store = Store(0, tuple(index(i) for i in range(4)), expr.root(0, dtype))
-    return Kernel("test", Kind.ATTEND, axes, 4, tuple(inputs), (out,), (store,), root, ())
+from tests.backend.kernels import attend_kernel
 
 
 def check(kernel: Kernel, isa: Isa, symbols: dict[str, int] | None = None, threads: bool = True) -> None:

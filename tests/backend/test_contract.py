@@ -5,63 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aot import expr
 from aot.backend.cpu.contract import emit_contract
 from aot.backend.cpu.isa import Isa
-from aot.dims import Dim, Symbol
-from aot.dtypes import F32, F64, I32, I64, DType
-from aot.expr import Expr
-from aot.ir import ROW_MAJOR, Layout, TensorType
-from aot.kernel import Axis, ContractRoot, Kernel, KernelOperand, Store
-from aot.ops.opdef import Kind
+from aot.dims import Symbol
+from aot.dtypes import F64, I32, I64, DType
+from aot.ir import Layout
+from aot.kernel import ContractRoot, Kernel
 from tests.backend.harness import ISAS, run, run_threads
-
-
-def matmul_kernel(
-    batch: tuple[Dim, ...],
-    m: Dim,
-    k: Dim,
-    n: Dim,
-    *,
-    dtype: DType = F32,
-    constant: bool = True,
-    a_layout: Layout = ROW_MAJOR,
-    b_layout: Layout = ROW_MAJOR,
-    out_layout: Layout = ROW_MAJOR,
-    b_batch: tuple[Dim, ...] = (),
-    transposed: bool = False,
-    epilogue: str = "",
-    prologue: str = "",
-) -> Kernel:
-    rank = len(batch)
-    axes = [Axis(e, f"i{i}") for i, e in enumerate((*batch, m, n, k))]
-    am, an, ak = rank, rank + 1, rank + 2
-
-    def index(axis: int) -> Expr:
-        return expr.const(0, I64) if axes[axis].extent == 1 else expr.axis(axis)
-
-    lead = [index(i) for i in range(rank)]
-    a_type = TensorType(dtype, (*batch, m, k), a_layout)
-    b_type = TensorType(dtype, (*b_batch, n, k) if transposed else (*b_batch, k, n), b_layout)
-    b_lead = [expr.const(0, I64) if e == 1 else lead[rank - len(b_batch) + i] for i, e in enumerate(b_batch)]
-    a = expr.load(0, dtype, [*lead, index(am), index(ak)])
-    b = expr.load(1, dtype, [*b_lead, *([index(an), index(ak)] if transposed else [index(ak), index(an)])])
-    if prologue == "scale":
-        a = expr.call("exp", a * 0.5)
-    inputs = [KernelOperand(a_type), KernelOperand(b_type, constant)]
-    value = expr.root(0, dtype)
-    if epilogue:
-        inputs.append(KernelOperand(TensorType(dtype, (n,)), True))
-        value = value + expr.load(2, dtype, [index(an)])
-    if epilogue == "residual":
-        inputs.append(KernelOperand(TensorType(dtype, (*batch, m, n))))
-        value = expr.call("max", value + expr.load(3, dtype, [*lead, index(am), index(an)]), 0.0)
-    if epilogue == "tanh":
-        value = expr.call("tanh", value)
-    out = KernelOperand(TensorType(dtype, (*batch, m, n), out_layout))
-    store = Store(0, (*lead, index(am), index(an)), value)
-    root = ContractRoot(tuple(range(rank)), am, an, ak, a, b, dtype)
-    return Kernel("test", Kind.CONTRACT, tuple(axes), rank + 2, tuple(inputs), (out,), (store,), root, ())
+from tests.backend.kernels import matmul_kernel
 
 
 def check(kernel: Kernel, isa: Isa, symbols: dict[str, int] | None = None, seed: int = 0, threads: bool = True) -> None:

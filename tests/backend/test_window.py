@@ -8,80 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aot import dims, expr
+from aot import dims
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.window import emit_window
-from aot.dims import Dim, Symbol, floordiv
-from aot.dtypes import F32, F64, I64, DType
-from aot.expr import Expr
-from aot.ir import Layout, TensorType
-from aot.kernel import Axis, Kernel, KernelOperand, Store, WindowRoot
-from aot.ops.opdef import Kind
+from aot.dims import Symbol
+from aot.dtypes import F32, F64
+from aot.kernel import Kernel, WindowRoot
 from tests.backend.harness import ISAS, run, run_threads
-
-
-def conv_kernel(
-    n: Dim,
-    c: int,
-    spatial: tuple[Dim, ...],
-    o: int,
-    window: tuple[int, ...],
-    *,
-    strides: tuple[int, ...] = (),
-    dilations: tuple[int, ...] = (),
-    pads: tuple[tuple[int, int], ...] = (),
-    groups: int = 1,
-    dtype: DType = F32,
-    constant: bool = True,
-    channels_last: bool = True,
-    out_halo: int = 0,
-    out_channels: int = 0,
-    epilogue: str = "",
-) -> Kernel:
-    """`out_channels`: the output is written into a buffer of so many channels."""
-    rank = len(spatial)
-    strides = strides or (1,) * rank
-    dilations = dilations or (1,) * rank
-    pads = pads or ((0, 0),) * rank
-    out = tuple(
-        floordiv(e + lo + hi - (k - 1) * d - 1, s) + 1
-        for e, (lo, hi), k, d, s in zip(spatial, pads, window, dilations, strides, strict=True)
-    )
-    last = (0, *range(2, rank + 2), 1)
-    layout = Layout(order=last if channels_last else (), halo=((0, 0), (0, 0), *pads))
-    x = TensorType(dtype, (n, c, *spatial), layout)
-    w = TensorType(dtype, (o, c // groups, *window))
-    out_layout = Layout(order=last, halo=((0, 0), (0, 0), *((out_halo, out_halo),) * rank) if out_halo else ())
-    out_type = TensorType(dtype, (n, o, *out), out_layout)
-    if out_channels:
-        wide = TensorType(dtype, (n, out_channels, *out), Layout(order=last))
-        out_type = out_type.with_layout(Layout(order=last, strides=wide.strides))
-    axes = tuple(Axis(e, f"i{i}") for i, e in enumerate((n, o, *out)))
-
-    def index(axis: int) -> Expr:
-        return expr.const(0, I64) if axes[axis].extent == 1 else expr.axis(axis)
-
-    indices = tuple(index(i) for i in range(rank + 2))
-    inputs = [KernelOperand(x), KernelOperand(w, constant)]
-    value = expr.root(0, dtype)
-    if epilogue:
-        inputs.append(KernelOperand(TensorType(dtype, (o,)), True))
-        value = value + expr.load(2, dtype, [indices[1]])
-    if epilogue == "residual":
-        inputs.append(KernelOperand(TensorType(dtype, (n, o, *out), Layout(order=last))))
-        value = expr.call("max", value + expr.load(3, dtype, indices), 0.0)
-    root = WindowRoot(0, 1, strides, dilations, pads, groups, dtype)
-    return Kernel(
-        "test",
-        Kind.WINDOW,
-        axes,
-        rank + 2,
-        tuple(inputs),
-        (KernelOperand(out_type),),
-        (Store(0, indices, value),),
-        root,
-        (),
-    )
+from tests.backend.kernels import conv_kernel
 
 
 def reference(kernel: Kernel, x: np.ndarray, w: np.ndarray) -> np.ndarray:
