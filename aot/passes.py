@@ -191,7 +191,6 @@ class PassManager:
         self.context = context
         self.report = report
         self.records: list[PassRecord] = []
-        self._dumped = 0
         _check_disable(self.passes, context.options.disable)
 
     def run(self, graph: Graph, *, until: str = "") -> Graph:
@@ -246,14 +245,21 @@ class PassManager:
         return result
 
     def dump(self, label: str, graph: Graph) -> Path | None:
-        """Writes the graph's text as the next numbered file of the dump folder, if one is asked for."""
+        """Writes the graph's text as the next numbered file of the dump folder, if one is asked for.
+
+        Numbers go on where an earlier manager of the same build left off; the graph that it ended with
+        is not written again as this one's input.
+        """
         folder = self.context.options.dump_dir
         if folder is None:
             return None
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{self._dumped:02d}-{label}.air"
-        path.write_text(print_graph(graph), encoding="utf-8")
-        self._dumped += 1
+        text = print_graph(graph)
+        earlier = sorted(folder.glob("[0-9][0-9][0-9]-*.air"))
+        if label == "input" and earlier and earlier[-1].read_text(encoding="utf-8") == text:
+            return None
+        path = folder / f"{_next_number(earlier):03d}-{label}.air"
+        path.write_text(text, encoding="utf-8")
         return path
 
     def _failure(self, item: Pass, graph: Graph, result: Graph | None, error: Exception) -> PassFailure:
@@ -275,9 +281,10 @@ class PassManager:
 
     def _failure_dump(self, item: Pass, graph: Graph) -> Path | None:
         folder = self.context.options.dump_dir or Path(tempfile.mkdtemp(prefix="aotc-failure-"))
-        path = folder / f"{self._dumped:02d}-before-{item.name}.air"
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            number = _next_number(sorted(folder.glob("[0-9][0-9][0-9]-*.air")))
+            path = folder / f"{number:03d}-before-{item.name}.air"
             path.write_text(print_graph(graph), encoding="utf-8")
         except Exception:  # the failure being reported matters more than its dump
             return None
@@ -290,6 +297,11 @@ def _excerpt(graph: Graph, node: Node | None, where: str) -> list[str]:
         return lines_near(graph, node, where)
     except Exception:  # a broken graph may not print; the reason is still told
         return []
+
+
+def _next_number(files: Sequence[Path]) -> int:
+    """One more than the last of numbered files."""
+    return int(files[-1].name[:3]) + 1 if files else 0
 
 
 def unique_names(passes: Sequence[Pass]) -> list[str]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
-from aot.cli.cmd_run import load_model
 from aot.cli.common import common_options, note, print_json, print_table, progress, seconds_text, wants
 from aot.cli.feeds import feed_options, feeds, generic
+from aot.cli.loading import load_model, load_options
 from aot.cli.reference import Reference
 from aot.options import DimRange
 
@@ -35,10 +35,9 @@ class Timing:
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--against", type=click.Path(path_type=Path), metavar="MODEL.onnx", help="Also time ONNX Runtime on it.")
 @feed_options
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of both sides.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True, help="Per case.")
-@click.option("--target", default=None, help="Time this program, not the best one for this machine.")
 @click.option("--profile", is_flag=True, help="Also show the time of each step.")
+@load_options(1)
 @common_options
 def command(
     artifact: Path,
@@ -49,6 +48,7 @@ def command(
     threads: int,
     seconds: float,
     target: str | None,
+    weights: Path | None,
     profile: bool,
 ) -> None:
     """Time ARTIFACT, one run of each side in turn, so that both meet the same machine.
@@ -59,7 +59,7 @@ def command(
 
     program = generic(Artifact.open(artifact).programs)
     cases = feeds(program, paths, seed, dims)
-    model = load_model(artifact, threads, target)
+    model = load_model(artifact, threads, target, weights)
     reference = Reference(against, threads) if against is not None else None
     wanted = {port.name for port in program.inputs}
     documents = []

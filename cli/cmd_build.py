@@ -109,6 +109,9 @@ def command(
 
     if check:
         click.get_current_context().exit(report_check(model, driver.check(model)))
+    if dump_dir is not None:
+        for old in dump_dir.glob("[0-9][0-9][0-9]-*.air"):
+            old.unlink()  # of an earlier build into the same folder: numbers start at 000 again
     path = output or Path(model.with_suffix(".aot").name)
     check_writable(path)
     external = f"{path.stem}.safetensors" if weights == "external" else ""
@@ -155,7 +158,8 @@ def report_build(model: Path, path: Path, artifact: Any, external: str) -> None:
         }
         print_json(document | ({"external": str(path.with_name(external))} if external else {}))
         return
-    print_facts([*build_facts(model, path, artifact, external), ("time", time_text(seconds))])
+    facts = build_facts(model, path, artifact, external)
+    print_facts([*facts, *typical_shape(artifact), ("time", time_text(seconds))])
     for text in report.notes:
         note(text)
 
@@ -184,6 +188,15 @@ def build_facts(model: Path, path: Path, artifact: Any, external: str) -> list[t
     if external:
         facts.append(("external", f"{path.with_name(external)}, {bytes_text(len(artifact.external))}"))
     return facts
+
+
+def typical_shape(artifact: Any) -> list[tuple[str, str]]:
+    """Which shape the byte counts are for, where shapes are open."""
+    from aot.views import representative
+
+    symbols = {symbol.name: symbol for program in artifact.programs for symbol in program.symbols}
+    shape = ", ".join(f"{name}={representative(symbol.dim)}" for name, symbol in symbols.items())
+    return [("figures", f"moved and memory are for {shape}")] if shape else []
 
 
 def _aside(text: str) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from aot.cli.common import check_writable, common_options, note, print_json, print_table, wants
 from aot.cli.feeds import feed_options, feeds, generic, npz_bytes
+from aot.cli.loading import load_model, load_options
 from aot.errors import OptionError
 from aot.options import DimRange
 
@@ -18,8 +19,7 @@ from aot.options import DimRange
 @click.argument("artifact", type=click.Path(path_type=Path))
 @feed_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="OUT.npz", help="Write the outputs there.")
-@click.option("--threads", type=click.IntRange(1), default=None, help="Default: what this machine allows.")
-@click.option("--target", default=None, help="Run this program, not the best one for this machine.")
+@load_options(None)
 @common_options
 def command(
     artifact: Path,
@@ -29,6 +29,7 @@ def command(
     output: Path | None,
     threads: int | None,
     target: str | None,
+    weights: Path | None,
 ) -> None:
     """Run ARTIFACT once and print what comes out.
 
@@ -42,7 +43,7 @@ def command(
 
     program = generic(Artifact.open(artifact).programs)
     ((what, feed),) = feeds(program, paths, seed, dims)
-    model = load_model(artifact, threads, target)
+    model = load_model(artifact, threads, target, weights)
     outputs = {name: np.asarray(value) for name, value in model.run(feed).items()}
     if output is not None:
         write_whole(output, npz_bytes(outputs))
@@ -53,16 +54,6 @@ def command(
     if not paths:
         note(what)
     print_table([*rows[0]] if rows else ["output"], [[_cell(value) for value in row.values()] for row in rows])
-
-
-def load_model(path: Path, threads: int | None, target: str | None = None) -> Any:
-    """The artifact, ready to run."""
-    from aot import runtime
-
-    options: dict[str, Any] = {"threads": threads}
-    if target is not None:
-        options["target"] = target
-    return runtime.load(path, **options)
 
 
 def statistics(name: str, array: Any) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from aot.cli.cmd_run import load_model
 from aot.cli.common import DIFFERS, common_options, print_json, print_table, progress, wants
 from aot.cli.feeds import feed_options, feeds, generic
+from aot.cli.loading import load_model, load_options
 from aot.cli.reference import Comparison, Reference, compare
 from aot.options import DimRange
 
@@ -23,8 +23,7 @@ from aot.options import DimRange
 @feed_options
 @click.option("--rtol", type=click.FloatRange(0), default=1e-3, show_default=True, help="Of float outputs.")
 @click.option("--atol", type=click.FloatRange(0), default=1e-4, show_default=True, help="Of float outputs.")
-@click.option("--threads", type=click.IntRange(1), default=None, help="Default: what this machine allows.")
-@click.option("--target", default=None, help="Verify this program, not the best one for this machine.")
+@load_options(None)
 @common_options
 def command(
     artifact: Path,
@@ -36,6 +35,7 @@ def command(
     atol: float,
     threads: int | None,
     target: str | None,
+    weights: Path | None,
 ) -> None:
     """Compare ARTIFACT with the model it was built from, run by ONNX Runtime.
 
@@ -46,7 +46,7 @@ def command(
 
     program = generic(Artifact.open(artifact).programs)
     cases = feeds(program, paths, seed, dims)
-    model = load_model(artifact, threads, target)
+    model = load_model(artifact, threads, target, weights)
     reference = Reference(against, threads or 1)
     results: list[tuple[str, list[Comparison]]] = []
     with progress() as tell:

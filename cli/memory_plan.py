@@ -46,7 +46,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Where everything in the arena lies. `live_bytes`: what is alive at each step."""
+    """Where everything in the arena lies. `live_bytes`: what is alive at each step; its largest is the lower bound."""
 
     buffers: tuple[Placed, ...]
     peak_bytes: int
@@ -65,23 +65,26 @@ def memory_plan(program: Program, values: Mapping[str, int]) -> MemoryPlan:
         size = dimension.evaluate(buffer.size_bytes, values)
         offset = buffer.offset_bytes
         if buffer.below:
-            ends = [placed[below].end_bytes for below in buffer.below]
-            offset = max(-(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for end in ends)
+            offset = max(_aligned(placed[below].end_bytes) for below in buffer.below)
         locs = program.steps[buffer.first_step].locs if buffer.first_step < len(program.steps) else ()
         placed[number] = Placed(number, buffer.name, offset, size, buffer.first_step, buffer.last_step, locs)
     steps = max([len(program.steps), *(item.last_step + 1 for item in placed.values())])
     live = tuple(
-        sum(item.size_bytes for item in placed.values() if item.first_step <= step <= item.last_step)
+        sum(_aligned(item.size_bytes) for item in placed.values() if item.first_step <= step <= item.last_step)
         for step in range(steps)
     )
     return MemoryPlan(
         tuple(sorted(placed.values(), key=lambda item: (item.offset_bytes, item.first_step))),
-        max((item.end_bytes for item in placed.values()), default=0),
-        dimension.evaluate(program.lower_bound_bytes, values),
+        max((_aligned(item.end_bytes) for item in placed.values()), default=0),
+        max(live, default=0),
         live,
         dict(values),
         program.planner,
     )
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def summary(plan: MemoryPlan) -> str:

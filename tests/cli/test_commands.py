@@ -103,7 +103,7 @@ def test_run_random(artifact: Path, runtime: SimpleNamespace) -> None:
     assert result.exit_code == 0, result.output
     assert "[5, 3]" in result.stdout and "float32" in result.stdout
     assert "random inputs, seed 7, N=5" in result.stderr
-    assert runtime.options == {"threads": 2}
+    assert runtime.options == {"threads": 2, "target": None, "weights": None}
 
 
 def test_run_files(artifact: Path, runtime: SimpleNamespace, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_bench(artifact: Path, runtime: SimpleNamespace, onnx_model: Path) -> No
     assert case["artifact"]["runs"] == case["reference"]["runs"] >= 5
     assert case["artifact"]["p10_s"] <= case["artifact"]["median_s"] <= case["artifact"]["p90_s"]
     assert [step["step"] for step in case["steps"]] == ["matmul", "relu"]
-    assert runtime.options == {"threads": 1}
+    assert runtime.options["threads"] == 1
     text = invoke("bench", artifact, "--seconds", 0.01, "--profile").stdout
     assert "aotc" in text and "75.0%" in text
 
@@ -266,17 +266,17 @@ def test_views(artifact: Path) -> None:
 
 def test_memory(artifact: Path) -> None:
     lines = invoke("inspect", artifact, "--memory", "--dim", "N=6").stdout.rstrip().split("\n")
-    assert lines[0] == "arena 200 B at N=6, lower bound 144 B (greedy, proved), 2 buffers"
+    assert lines[0] == "arena 256 B at N=6, lower bound 256 B (greedy, proved), 2 buffers"
     assert lines[2].split() == ["0", "72", "██", "product"]
     assert lines[3].split() == ["128", "72", "·█", "spare"]
     found = document("inspect", artifact, "--memory", "--dim", "N=6")["memory"]
-    assert (found["peak_bytes"], found["live_bytes"]) == (200, [72, 144])
+    assert (found["peak_bytes"], found["live_bytes"]) == (256, [128, 256])
 
 
 def test_memory_picture(artifact: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.svg"
     result = invoke("inspect", artifact, "--memory", "--svg", path, "--dim", "N=6")
-    assert result.exit_code == 0 and "arena 200 B" in result.stdout
+    assert result.exit_code == 0 and "arena 256 B" in result.stdout
     root = ElementTree.fromstring(path.read_text())
     titles = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}title")]
     assert "product\nmade by fc\nbytes 0..72 (72 B)\nsteps 0..1" in titles

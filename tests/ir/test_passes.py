@@ -100,9 +100,18 @@ def test_until_stops_and_must_exist() -> None:
 def test_dumps_are_numbered_and_only_written_on_change(tmp_path: Path) -> None:
     result, _ = run([cancel, nothing, cancel], negations(), CompileOptions(dump_dir=tmp_path / "dump"))
     names = sorted(path.name for path in (tmp_path / "dump").iterdir())
-    assert names == ["00-input.air", "01-cancel.air", "02-cancel.air"]
-    text = (tmp_path / "dump" / "02-cancel.air").read_text()
+    assert names == ["000-input.air", "001-cancel.air", "002-cancel.air"]
+    text = (tmp_path / "dump" / "002-cancel.air").read_text()
     assert text == print_graph(result) == print_graph(parse_graph(text))
+
+
+def test_a_second_manager_goes_on_numbering(tmp_path: Path) -> None:
+    options = CompileOptions(dump_dir=tmp_path)
+    first, _ = run([cancel], negations(), options)
+    run([cancel], first, options)
+    run([cancel], negations(), options)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["000-input.air", "001-cancel.air", "002-cancel.air", "003-input.air", "004-cancel.air"]
 
 
 def test_disable() -> None:
@@ -147,7 +156,7 @@ def test_a_broken_result_names_pass_node_and_command(tmp_path: Path) -> None:
     assert "pass corrupt gave a graph that does not verify: unknown attribute 'colour'" in error.message
     assert "colour=1} ; neg_" in error.message  # the line of IR
     assert "neg_" in error.where
-    assert error.hint == f"Reproduce it with: aotc opt --pass corrupt {tmp_path / '02-before-corrupt.air'}"
+    assert error.hint == f"Reproduce it with: aotc opt --pass corrupt {tmp_path / '002-before-corrupt.air'}"
     assert error.dump is not None
     with pytest.raises(PassFailure):  # and it does reproduce
         run([corrupt], parse_graph(error.dump.read_text()), CompileOptions(dump_dir=tmp_path))

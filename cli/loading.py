@@ -1,0 +1,40 @@
+"""An artifact made ready to run, and the options that say how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aot.cli.feeds import read_npz
+
+
+def load_options(threads: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds --threads (with a default), --target and --weights to a command."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        shown = "what this machine allows" if threads is None else threads
+        for option in (
+            click.option(
+                "--weights",
+                type=click.Path(path_type=Path),
+                metavar="FILE",
+                help="Weights of an artifact built without them (.safetensors or .npz).",
+            ),
+            click.option("--target", metavar="TARGET", help="Run this program, not the best one for this machine."),
+            click.option("--threads", type=click.IntRange(1), default=threads, help=f"Default: {shown}."),
+        ):
+            function = option(function)
+        return function
+
+    return add
+
+
+def load_model(path: Path, threads: int | None, target: str | None = None, weights: Path | None = None) -> Any:
+    """The artifact, ready to run."""
+    from aot import runtime
+
+    given = read_npz(weights) if weights is not None and weights.suffix == ".npz" else weights
+    return runtime.load(path, threads=threads, target=target, weights=given)
