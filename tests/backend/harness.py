@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,16 +16,13 @@ import pytest
 from aot import dims as dimension
 from aot import dtypes, recipe
 from aot.backend.base import Emitted
+from aot.backend.cpu import build as builder
 from aot.backend.cpu.isa import V3, V4, Isa
 from aot.backend.cpu.prelude import assemble
 from aot.ir import TensorType, const_of
 from aot.kernel import Kernel
 from aot.program import Source
 
-FLAGS = (
-    "-O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -fno-builtin -ffreestanding "
-    "-fno-tree-loop-distribute-patterns -fPIC -shared -nostdlib -w"
-).split()
 _FOLDER = Path(tempfile.mkdtemp(prefix="aot-kernels-"))
 GUARD_BYTES = 4096
 """Poisoned bytes around every buffer: what a kernel must not touch."""
@@ -55,13 +51,17 @@ class KernelArgs(ctypes.Structure):
 def build(emitted: Emitted, isa: Isa) -> Any:
     """The kernel as a ctypes function; a test does not wait for the same source twice."""
     source = assemble(emitted.source, isa)
-    stem = _FOLDER / hashlib.sha256((source + isa.name).encode()).hexdigest()[:24]
-    library = stem.with_suffix(".so")
+    library = _FOLDER / f"{hashlib.sha256((source + isa.name).encode()).hexdigest()[:24]}.so"
     if not library.exists():
-        stem.with_suffix(".c").write_text(source)
-        compiler = shutil.which("gcc") or shutil.which("cc") or "cc"
-        command = [compiler, *FLAGS, *isa.flags, str(stem.with_suffix(".c")), "-o", str(library)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        compiler = builder.find_compiler()
+        flags = [
+            *builder.FLAGS,
+            *compiler.flags,
+            *builder.LINK_FLAGS,
+            *isa.flags,
+        ]  # compiled and linked at once: faster
+        command = [*compiler.command, *flags, "-x", "c", "-", "-o", str(library)]
+        done = subprocess.run(command, input=source + builder.SUPPORT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[:4000]
     return ctypes.CDLL(str(library)).KERNEL
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import ISAS, run, run_threads
 
 from aot.backend.cpu import CpuBackend
 from aot.backend.cpu.isa import V4, Isa
@@ -19,6 +18,7 @@ from aot.ir import Graph, Layout, Node, Value
 from aot.kernel import AttendRoot, ContractRoot, Kernel, WindowRoot
 from aot.lower import lower
 from aot.ops import OPS, Sample
+from tests.backend.harness import ISAS, run, run_threads
 from tests.ops.samples import cases
 
 BACKEND = CpuBackend()
@@ -109,7 +109,7 @@ def test_every_op(name: str, sample: Sample) -> None:
 
 
 def normal(*shape: int, seed: int = 0, dtype: Any = np.float32) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+    return np.asarray(np.random.default_rng(seed).normal(size=shape)).astype(dtype)
 
 
 NHWC = Layout((0, 2, 3, 1))
@@ -122,7 +122,7 @@ SIZES = [(1, 1), (1, 7), (3, 16), (5, 33), (2, 128), (4, 1000), (0, 5), (7, 2)]
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "dynamic"])
 def test_softmax_and_layer_norm_of_rows(isa: Isa, size: tuple[int, int], symbolic: bool) -> None:
     x = normal(*size)
-    shapes = [(S.dim, T.dim)] if symbolic else None
+    shapes: list[tuple[Dim, ...]] | None = [(S.dim, T.dim)] if symbolic else None
     symbols = {"S": size[0], "T": size[1]}
     check(isa, lambda b, x: b.softmax(x, axis=-1), x, shapes=shapes, symbols=symbols)
     g, c = normal(size[1], seed=1), normal(size[1], seed=2)
@@ -132,7 +132,8 @@ def test_softmax_and_layer_norm_of_rows(isa: Isa, size: tuple[int, int], symboli
         total = b.mul(b.reduce_sum(x, axes=(1,)), b.scalar(1 / max(size[1], 1), F32))
         centred = b.sub(x, total)
         square = b.mul(b.reduce_sum(b.mul(centred, centred), axes=(1,)), b.scalar(1 / max(size[1], 1), F32))
-        return b.add(b.mul(b.mul(centred, b.rsqrt(b.add(square, b.scalar(1e-5, F32)))), g), c)
+        result: Value = b.add(b.mul(b.mul(centred, b.rsqrt(b.add(square, b.scalar(1e-5, F32)))), g), c)
+        return result
 
     check(isa, norm, x, g, c, shapes=shapes, symbols=symbols, relative=2e-4, absolute=1e-5)
 

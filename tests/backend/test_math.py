@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from harness import ISAS, run
 
 from aot import expr
 from aot.backend.cpu.isa import Isa
@@ -14,6 +13,7 @@ from aot.backend.cpu.loops import emit_loops
 from aot.dtypes import F32, F64, DType
 from aot.ir import TensorType
 from aot.kernel import Axis, Kernel, KernelOperand, Kind, Store
+from tests.backend.harness import ISAS, run
 
 RANGES = {
     # name: (lowest, highest, ulps in f32 at most, relative error in f64 at most)
@@ -50,7 +50,7 @@ def call(name: str, isa: Isa, dtype: DType, *arrays: np.ndarray) -> np.ndarray:
     inputs = tuple(KernelOperand(type_) for _ in arrays)
     kernel = Kernel(name, Kind.MAP, axes, 1, inputs, (out,), (Store(0, (expr.axis(0),), value),), None, ())
     with np.errstate(all="ignore"):
-        return run(kernel, emit_loops(kernel, isa), isa, [a.astype(dtype.numpy) for a in arrays])[0]
+        return np.asarray(run(kernel, emit_loops(kernel, isa), isa, [a.astype(dtype.numpy) for a in arrays])[0])
 
 
 def points(low: float, high: float, count: int = 40001) -> np.ndarray:
@@ -58,12 +58,12 @@ def points(low: float, high: float, count: int = 40001) -> np.ndarray:
     even = np.linspace(low, high, count)
     small = np.geomspace(1e-30, max(abs(low), abs(high)), count // 4)
     every = np.concatenate([even, small, -small, [low, high]])
-    return every[(every >= low) & (every <= high)]
+    return np.asarray(every[(every >= low) & (every <= high)])
 
 
 def reference(name: str, x: np.ndarray) -> np.ndarray:
     if name == "sigmoid":
-        return np.where(x > 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x))))
+        return np.asarray(np.where(x > 0, 1 / (1 + np.exp(-np.abs(x))), np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x)))))
     return np.asarray(expr.NUMPY[name](x))
 
 
