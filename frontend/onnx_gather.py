@@ -9,7 +9,7 @@ from fractions import Fraction
 from aot import dims as dimension
 from aot import dtypes
 from aot.dims import Dim, DimExpr
-from aot.frontend.known import Element, Ratio
+from aot.frontend.known_scalars import Element, Ratio
 from aot.frontend.onnx_registry import Context, Result, onnx_op
 from aot.ir import Value
 from aot.ops import same_extent

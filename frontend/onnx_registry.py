@@ -18,7 +18,8 @@ from aot import dtypes
 from aot.dims import Dim, DimExpr
 from aot.dtypes import DType
 from aot.errors import ModelError, UnsupportedError
-from aot.frontend.known import KnownBuilder, is_symbolic
+from aot.frontend.known import KnownBuilder
+from aot.frontend.known_scalars import is_symbolic
 from aot.frontend.onnx_model import attribute_value, dtype_of, tensor_const
 from aot.ir import Array, Const, Value
 from aot.ops.opdef import normalize_axis

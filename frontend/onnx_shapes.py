@@ -9,7 +9,8 @@ import numpy as np
 from aot import dims as dimension
 from aot import dtypes
 from aot.dims import Dim, DimExpr
-from aot.frontend.known import LARGEST_KNOWN, object_array
+from aot.frontend.known import LARGEST_KNOWN
+from aot.frontend.known_tensors import object_array
 from aot.frontend.onnx_registry import Context, Result, onnx_op
 from aot.ir import Value, const_of
 from aot.ops import same_extent

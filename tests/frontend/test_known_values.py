@@ -116,6 +116,19 @@ def test_sizes_used_as_data() -> None:
     assert "dim_tensor" in ops_of(graph)
 
 
+def test_floats_of_fixed_sizes_stay_known_after_a_use_as_data() -> None:
+    nodes = [
+        node("Shape", ["x"], ["shape"]), node("Cast", ["shape"], ["shape_f"], to=TensorProto.FLOAT),
+        constant("three", np.float32(1.5)),
+        node("Mul", ["x", "shape_f"], ["z"]), node("Mul", ["shape_f", "three"], ["big"]),
+        node("Cast", ["big"], ["sizes"], to=TensorProto.INT64),
+        node("Resize", ["z", "", "", "sizes"], ["y"], mode="nearest", coordinate_transformation_mode="asymmetric",
+             nearest_mode="floor"),
+    ]  # fmt: skip
+    graph = agree(model_of(nodes, {"x": (FLOAT, [2, 4])}, ["y"], opset=13), {"x": floats(2, 4)})
+    assert ops_of(graph) == ["mul", "resize"]
+
+
 def test_range_and_positions() -> None:
     nodes = [
         node("Shape", ["ids"], ["shape"]), constant("zero", 0), constant("one", 1),
