@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from aot.cli.feeds import read_npz
+from aot.errors import AotError, OptionError
 
 
 def load_options(threads: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -36,5 +37,18 @@ def load_model(path: Path, threads: int | None, target: str | None = None, weigh
     """The artifact, ready to run."""
     from aot import runtime
 
-    given = read_npz(weights) if weights is not None and weights.suffix == ".npz" else weights
+    given = None if weights is None else read_npz(weights) if weights.suffix == ".npz" else _read_safetensors(weights)
     return runtime.load(path, threads=threads, target=target, weights=given)
+
+
+def _read_safetensors(path: Path) -> Mapping[str, Any]:
+    """The tensors of a file by name; raises OptionError where it cannot be read."""
+    from aot.artifacts import safetensors
+
+    try:
+        return safetensors.read(path.read_bytes())[0]
+    except (OSError, AotError, ValueError) as error:
+        reason = error.message if isinstance(error, AotError) else str(error)
+        raise OptionError(
+            f"cannot read weights: {reason}", where=str(path), hint="Give .safetensors or .npz."
+        ) from error
