@@ -15,6 +15,7 @@ from aot.transforms.shapes import (
     REDUCES,
     as_int,
     chained,
+    count_reads,
     dims_of,
     emit,
     heights,
@@ -112,6 +113,51 @@ def _check_expanded(m: Match) -> str | None:
 def expand_of_operand(b: Builder, m: Match) -> Value:
     """Elementwise ops broadcast by themselves: an expand before one goes where the result keeps its shape."""
     return emit(b, m.root.op, *m.facts["operands"], **m.root.attrs)
+
+
+def _check_alone(m: Match) -> str | None:
+    """Finds the one expanded operand of an elementwise op whose other operands are single numbers."""
+    wide = [v for v in m.root.inputs if v is not None and v.type.rank > 0]
+    maker = m.view.producer.get(wide[0]) if len(set(wide)) == 1 else None
+    if maker is None or maker.op != "expand":
+        return SILENT
+    m.facts["source"] = maker.operands[0]
+    m.include(maker)
+    return None
+
+
+@rule(op(MAPS), check=_check_alone, measure=count_reads(MAPS, "expand"))
+def expand_below_map(b: Builder, m: Match) -> Value:
+    """An elementwise op on an expanded tensor works on the small tensor; the result is expanded."""
+    small: Value = m.facts["source"]
+    operands = [small if v is not None and v.type.rank > 0 else v for v in m.root.inputs]
+    result = emit(b, m.root.op, *operands, **m.root.attrs)
+    return emit(b, "expand", result, shape=m.root.output.type.shape)
+
+
+def _check_reduced_expand(m: Match) -> str | None:
+    inner = m.node("inner")
+    before, after = inner.operands[0].type.shape, inner.output.type.shape
+    shift = len(after) - len(before)
+    if not m.root.attrs["keepdims"]:
+        return SILENT
+    for axis in _axes(m.root):
+        if axis < shift or before[axis - shift] != after[axis]:
+            return "it reduces over an expanded axis"
+    return None
+
+
+@rule(
+    op(REDUCES, op("expand", "x", name="inner", shared=True)),
+    check=_check_reduced_expand,
+    measure=count_reads(frozenset(REDUCES), "expand"),
+)
+def expand_below_reduce(b: Builder, m: Match) -> Value:
+    """A reduction over axes that an expand left alone works on the small tensor."""
+    shift = m.node("inner").output.type.rank - m["x"].type.rank
+    axes = tuple(axis - shift for axis in _axes(m.root))
+    total = emit(b, m.root.op, m["x"], axes=axes, keepdims=True)
+    return emit(b, "expand", total, shape=m.root.output.type.shape)
 
 
 # Slices and concatenations.
@@ -413,6 +459,8 @@ VIEW_RULES = (
     identity_expand,
     expand_of_expand,
     expand_of_operand,
+    expand_below_map,
+    expand_below_reduce,
     full_slice,
     slice_of_slice,
     slice_of_concat,

@@ -56,6 +56,11 @@ def full(b: Builder, number: float, *shape: int, dtype: DType = F32) -> Value:
     return b.const(np.full(shape, number, dtype.numpy))
 
 
+def f32(numbers: Any) -> Array:
+    """An f32 array."""
+    return np.asarray(numbers, np.float32)
+
+
 def ints(b: Builder, *numbers: int, shape: tuple[int, ...] | None = None, dtype: DType = I64) -> Value:
     """A constant of given integers."""
     array = np.asarray(numbers, dtype.numpy)

@@ -20,7 +20,7 @@ from aot.target import Target
 from aot.transforms.decompose import ALWAYS, decompose, decomposed_ops
 from aot.transforms.dedupe import dedupe
 from aot.verify import verify
-from tests.passes.cases import N, assert_same, built, f, n, w
+from tests.passes.cases import N, assert_same, built, f, f32, n, w
 from tests.passes.test_simplify import deconv, norm
 
 M = N.dim
@@ -56,10 +56,7 @@ def test_commuted_operands_are_equal_and_others_are_not() -> None:
         return b.relu(b.op(name, x, y)[0]), b.neg(b.op(name, y, x)[0])
 
     assert ops(deduped(lambda b: both(b, "mul"))) == "mul relu neg"
-    assert (
-        ops(deduped(lambda b: both(b, "sub"))) == "sub sub relu neg"
-        or ops(deduped(lambda b: both(b, "sub"))).count("sub") == 2
-    )
+    assert ops(deduped(lambda b: both(b, "sub"))).count("sub") == 2
 
 
 def test_attributes_must_be_equal_in_type_too() -> None:
@@ -78,8 +75,8 @@ def test_equal_constants_are_one() -> None:
 def test_constants_of_other_types_and_shapes_stay() -> None:
     result = deduped(
         lambda b: (
-            b.mul(f(b, "x", M, 1), b.const(np.float32([0, 0]))),
-            b.mul(f(b, "y", M, 1), b.const(np.float32([[0, 0]]))),
+            b.mul(f(b, "x", M, 1), b.const(f32([0, 0]))),
+            b.mul(f(b, "y", M, 1), b.const(f32([[0, 0]]))),
         )
     )
     assert len(result.consts) == 2

@@ -18,7 +18,7 @@ from aot.recipe import run
 from aot.transforms.fold import fold
 from aot.transforms.simplify import simplify
 from aot.verify import verify
-from tests.passes.cases import N, assert_same, built, f, full, ints, n, w
+from tests.passes.cases import N, assert_same, built, f, f32, full, ints, n, w
 from tests.passes.test_simplify import conv, image, kernel, norm
 
 M = N.dim
@@ -178,7 +178,7 @@ def test_an_operand_may_be_omitted() -> None:
 
 
 def test_bits_of_special_values_survive() -> None:
-    special = np.float32([np.nan, -np.inf, np.inf, -0.0, 1e-45])
+    special = f32([np.nan, -np.inf, np.inf, -0.0, 1e-45])
     b = Builder()
     x = b.input("x", F32, (5,))
     y = b.where(b.const(np.ones(5, bool)), b.const(special), x)

@@ -14,7 +14,7 @@ from aot.ir import Graph
 from aot.passes import Context
 from aot.text import parse_graph, print_graph
 from aot.transforms.normalize import NORMALIZE_RULES, holds, normalize
-from tests.passes.cases import Case, N, built, check, declines, f, fires, full, ints, n, named, uncovered, w
+from tests.passes.cases import Case, N, built, check, declines, f, f32, fires, full, ints, n, named, uncovered, w
 
 RULES = {rule.name: rule for rule in NORMALIZE_RULES}
 M = N.dim
@@ -77,7 +77,7 @@ CASES: list[Case] = [
     fires("power_to_ops", lambda b: b.pow(b.exp(f(b, "x", M, 3)), n(b, -0.5)), "exp rsqrt"),
     declines("power_to_ops", lambda b: b.pow(f(b, "x", M, 3), n(b, 3.0)), "rounding", exact=True),
     fires("divide_by_power_of_two", lambda b: b.div(f(b, "x", M, 3), n(b, 8.0)), "mul"),
-    fires("divide_by_power_of_two", lambda b: b.div(f(b, "x", M, 3), b.const(np.float32([2, -4, 0.5]))), "mul"),
+    fires("divide_by_power_of_two", lambda b: b.div(f(b, "x", M, 3), b.const(f32([2, -4, 0.5]))), "mul"),
     declines("divide_by_power_of_two", lambda b: b.div(f(b, "x", M, 3), n(b, 3.0))),
     declines("divide_by_power_of_two", lambda b: b.div(f(b, "x", M, 3), n(b, 0.0)), "reciprocal is zero, infinite"),
     fires("divide_by_constant", lambda b: b.div(f(b, "x", M, 3), n(b, 3.0)), "mul"),
@@ -146,6 +146,20 @@ CASES: list[Case] = [
         "add add",
     ),
     declines("expand_of_operand", lambda b: b.relu(b.expand(f(b, "y", 1, 4), shape=(3, 4)))),
+    fires("expand_below_map", lambda b: b.tanh(b.expand(f(b, "x", M, 1), shape=(M, 4))), "tanh expand"),
+    fires("expand_below_map", lambda b: b.sub(n(b, 1.0), b.expand(f(b, "x", M), shape=(2, M))), "sub expand"),
+    fires("expand_below_map", lambda b: (lambda e: b.mul(e, e))(b.expand(f(b, "x", M), shape=(2, M))), "mul expand"),
+    declines("expand_below_map", lambda b: b.mul(b.expand(f(b, "x", M, 1), shape=(M, 4)), f(b, "y", 1, 4))),
+    fires(
+        "expand_below_reduce",
+        lambda b: b.reduce_sum(b.expand(f(b, "x", M, 5, 1), shape=(2, M, 5, 4)), axes=(2,)),
+        "reduce_sum expand",
+    ),
+    declines(
+        "expand_below_reduce",
+        lambda b: b.reduce_sum(b.expand(f(b, "x", M, 1), shape=(M, 4)), axes=(1,)),
+        "over an expanded axis",
+    ),
     fires("full_slice", lambda b: b.relu(b.slice_(f(b, "x", M, 4), starts=(0, 0), sizes=(M, 4), steps=(1, 1))), "relu"),
     declines("full_slice", lambda b: b.relu(b.slice_(f(b, "x", M, 4), starts=(0, 3), sizes=(M, 4), steps=(1, -1)))),
     declines("full_slice", lambda b: b.relu(b.slice_(f(b, "x", M, 4), starts=(0, 0), sizes=(M, 3), steps=(1, 1)))),
@@ -295,7 +309,7 @@ def test_outputs_that_would_coincide_stay_apart() -> None:
     graph = b.finish([x, b.copy(x), b.copy(x)])
     result = normalized(graph)
     assert len(set(result.outputs)) == 3
-    for output in evaluate(result, [np.float32([-1, 0, 2])]):
+    for output in evaluate(result, [f32([-1, 0, 2])]):
         np.testing.assert_array_equal(output, [0, 0, 2])
 
 

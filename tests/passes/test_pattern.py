@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from aot.pattern import (
 )
 from aot.transforms.simplify import SIMPLIFY_RULES, simplify
 from aot.verify import verify
-from tests.passes.cases import assert_same, built, f, n, w
+from tests.passes.cases import assert_same, built, f, f32, n, w
 
 
 def matches(pattern: Any, graph: Graph) -> list[dict[str, Value | None]]:
@@ -260,7 +260,7 @@ def random_graph(size: int, seed: int) -> Graph:
     def turned() -> Value:
         return values[-1] if values[-1].type.shape == (6, 4) else b.transpose(pick(), perm=(1, 0))
 
-    steps = [
+    steps: list[Callable[[], Any]] = [
         lambda: b.add(pick(), pick()),
         lambda: b.mul(pick(), constant(6)),
         lambda: b.add(pick(), constant(4, 1)),
@@ -270,11 +270,11 @@ def random_graph(size: int, seed: int) -> Graph:
         lambda: b.relu(pick()),
         lambda: b.neg(pick()),
         lambda: b.copy(pick()),
-        lambda: turned(),
+        turned,
         lambda: b.transpose(b.tanh(turned()), perm=(1, 0)),
         lambda: b.reshape(b.sigmoid(b.reshape(pick(), shape=(24,))), shape=(4, 6)),
         lambda: b.reshape(b.add(b.reshape(pick(), shape=(4, 1, 6)), constant(6)), shape=(4, 6)),
-        lambda: b.matmul(pick(), b.const(np.float32(np.eye(6) * 0.5), "eye")),
+        lambda: b.matmul(pick(), b.const(f32(np.eye(6) * 0.5), "eye")),
         lambda: b.sub(pick(), b.reduce_mean(pick(), axes=(1,))),
         lambda: b.sub(pick(), b.reshape(b.reduce_max(pick(), axes=(1,), keepdims=False), shape=(4, 1))),
         lambda: b.softmax(pick(), axis=1),
