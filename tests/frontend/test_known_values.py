@@ -125,7 +125,7 @@ def test_floats_of_fixed_sizes_stay_known_after_a_use_as_data() -> None:
         node("Resize", ["z", "", "", "sizes"], ["y"], mode="nearest", coordinate_transformation_mode="asymmetric",
              nearest_mode="floor"),
     ]  # fmt: skip
-    graph = agree(model_of(nodes, {"x": (FLOAT, [2, 4])}, ["y"], opset=13), {"x": floats(2, 4)})
+    graph = agree(model_of(nodes, {"x": (FLOAT, [4, 2])}, ["y"], opset=13), {"x": floats(4, 2)})
     assert ops_of(graph) == ["mul", "resize"]
 
 
