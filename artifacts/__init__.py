@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aot.artifacts import read, safetensors
-from aot.artifacts.layout import Section
+from aot.artifacts.layout import Section, WeightsMode
 from aot.artifacts.write import Weights, write
 from aot.errors import ArtifactError, OptionError
 from aot.ir import Array
@@ -100,6 +100,17 @@ class Artifact:
     def sections(self) -> dict[str, int]:
         """Bytes of each section by name."""
         return {entry.name: entry.bytes for entry in self.reader.entries.values()}
+
+    @property
+    def weights_mode(self) -> str:
+        """Where the weights are: "embedded", "external" or "none"."""
+        row = self.reader.tables[Section.PROGRAMS][0]
+        return WeightsMode(row["weights"]).name.lower()
+
+    @property
+    def external_file(self) -> str:
+        """The name of the weights file that belongs beside the artifact; "" where there is none."""
+        return self.reader.text(self.reader.tables[Section.PROGRAMS][0]["external_file"])
 
     @property
     def digest(self) -> str:

@@ -2,11 +2,16 @@
 #define _GNU_SOURCE
 #include <aot/runtime.h>
 
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -411,6 +416,48 @@ static void test_fork(const aot_model *model) {
     aot_session_destroy(session);
     drop(&c);
 }
+
+/* Where the system forbids memfd_create, code goes through a file in a folder that the caller names. */
+static int load_without_memfd(void) {
+    struct sock_filter rules[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    const struct sock_fprog program = {sizeof rules / sizeof *rules, rules};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) {
+        return 77; /* not allowed here: nothing to test */
+    }
+    aot_model *model = NULL;
+    CHECK(aot_model_load_file(artifact_path, NULL, &model, &error) == AOT_ERROR_TARGET && !model);
+    CHECK(strstr(error.message, "memfd_create") && strstr(error.hint, "temporary_directory"));
+    char folder[] = "/tmp/aot-test-XXXXXX";
+    CHECK(mkdtemp(folder));
+    aot_load_options options = {.struct_size = sizeof options, .temporary_directory = folder};
+    CHECK(aot_model_load_file(artifact_path, &options, &model, &error) == AOT_OK);
+    CHECK(rmdir(folder) == 0); /* nothing was left there */
+    aot_session *session = new_session(model, 1, NULL);
+    Case c;
+    make(&c, 12);
+    CHECK(run(session, &c) == AOT_OK && right(c.x, c.y, 12));
+    drop(&c);
+    aot_session_destroy(session);
+    aot_model_unload(model);
+    options.temporary_directory = "/nowhere";
+    CHECK(aot_model_load_file(artifact_path, &options, &model, &error) == AOT_ERROR_IO);
+    return 0;
+}
+
+static void test_without_memfd(void) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) _exit(load_without_memfd());
+    int status = 1;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 77);
+    if (WEXITSTATUS(status) == 77) puts("skipped: seccomp is not allowed here");
+}
 #endif
 
 static void test_loading(void) {
@@ -477,6 +524,7 @@ int main(int argc, char **argv) {
     test_parked(model);
 #if !defined(__SANITIZE_THREAD__)
     test_fork(model);
+    test_without_memfd();
 #endif
     aot_model_unload(model);
     test_model_allocator();

@@ -79,6 +79,7 @@ def test_weights_outside(mode: str) -> None:
     artifact = handmade.artifact(program, weights=mode)
     assert artifact.constants().keys() == {"layer.bias"}
     assert bool(artifact.external) == (mode == "external")
+    assert artifact.weights_mode == mode and artifact.external_file == artifact.external_name
     if mode == "external":
         tensors, _ = safetensors.read(artifact.external)
         assert tensors.keys() == {"layer.weight"}

@@ -167,10 +167,11 @@ def test_cmake_package(tmp_path: Path) -> None:
         "add_executable(run run.c)\ntarget_link_libraries(run PRIVATE aot::aot_runtime)\n"
     )
     build = tmp_path / "build"
-    for command in (
+    commands: list[list[str | Path]] = [
         ["cmake", "-S", tmp_path, "-B", build, f"-DCMAKE_PREFIX_PATH={prefix}"],
         ["cmake", "--build", build],
-    ):
+    ]
+    for command in commands:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
     usage = subprocess.run([build / "run"], check=False, capture_output=True, text=True)
