@@ -47,6 +47,9 @@ from aot.dtypes import DType
 from aot.expr import Expr
 from aot.kernel import Kernel
 
+MOST_FORMS = 8
+"""Tile forms up to which the epilogue is written behind each of them."""
+
 CACHE_BYTES = 512 << 10
 """What one operand may take of the second-level cache while the other streams past."""
 
@@ -201,7 +204,7 @@ class _Emitter:
         forms = self.forms()
         inline = (
             epilogue_cost(problem.kernel) <= INLINE_COST
-            and len(forms) <= 8
+            and len(forms) <= MOST_FORMS
             and isinstance(self.tile, Tile)
             and self.tile.lanes == problem.isa.lanes
         )
