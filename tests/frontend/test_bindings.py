@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from onnx import helper
 
-from aot.dims import Dim, Symbol, floordiv, maximum, minimum
+from aot.dims import Dim, Symbol, evaluate, floordiv, maximum, minimum, mod, parse_dim
 from aot.errors import ModelError, OptionError
 from aot.frontend import load, load_with_info
 from aot.frontend.bindings import Bindings
@@ -113,3 +114,27 @@ def test_equal_symbols_keep_both_bounds() -> None:
     model = model_of([node("Add", ["x", "z"], ["y"])], {"x": (FLOAT, ["a"]), "z": (FLOAT, ["b"])}, ["y"])
     (symbol,) = load(model, dims={"a": (2, 9), "b": (4, 20)}).symbols
     assert (symbol.lo, symbol.hi) == (4, 9)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_known_divisor_changes_the_form_but_not_the_value(seed: int) -> None:
+    source = random.Random(seed)
+    x, y = Symbol("x", lo=32, divisor=32), Symbol("y")
+    steps = [(source.choice("+-*/%xy"), source.choice([1, 2, 3, 8, 16, 32, 64])) for _ in range(5)]
+
+    def run(first: Dim, second: Dim) -> Dim:
+        total = first
+        for sign, number in steps:
+            if sign in "xy":
+                total = total + (first if sign == "x" else second) * number
+            elif sign in "/%":
+                total = floordiv(total, number) if sign == "/" else mod(total, number)
+            else:
+                total = total + number if sign == "+" else total - number if sign == "-" else total * number
+        return total
+
+    symbolic = run(x.dim, y.dim)
+    assert parse_dim(str(symbolic), {"x": x, "y": y}) == symbolic
+    for _ in range(20):
+        values = {"x": 32 * source.randint(1, 9), "y": source.randint(1, 9)}
+        assert evaluate(symbolic, values) == run(values["x"], values["y"])
