@@ -134,13 +134,18 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[Any]], title: s
     from rich.text import Text
 
     console = Console() if sys.stdout.isatty() else Console(width=_WIDE_COLUMNS)
-    table = Table(box=None, title=title or None, title_justify="left", pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for index, heading in enumerate(headings):
         numeric = bool(rows) and all(isinstance(row[index], (int, float)) or _is_amount(row[index]) for row in rows)
         table.add_column(Text(heading), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    console.print(table)
+    if title:
+        click.echo(click.style(title, italic=True))
+    with console.capture() as capture:
+        console.print(table)
+    for line in capture.get().rstrip("\n").split("\n"):
+        click.echo(line.rstrip())
 
 
 def _is_amount(cell: Any) -> bool:

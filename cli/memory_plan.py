@@ -125,8 +125,9 @@ def _sparkline(live: Sequence[int], columns: int, top: int) -> str:
 
 # The picture.
 
-_LEFT, _TOP, _RIGHT, _BOTTOM = 96, 40, 24, 56
+_LEFT, _TOP, _RIGHT, _BOTTOM = 96, 56, 24, 56
 _WIDTH, _HEIGHT = 1100, 560
+_LETTER = 6.0  # width of a letter of a label, roughly
 _COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#76b7b2", "#edc948", "#9c755f", "#e15759")
 
 
@@ -146,7 +147,8 @@ def svg(plan: MemoryPlan, title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="{_LEFT}" y="20" font-size="14">{_xml(title)}: {_xml(summary(plan))}</text>',
+        f'<text x="{_LEFT}" y="20" font-size="14" font-weight="bold">{_xml(title)}</text>',
+        f'<text x="{_LEFT}" y="40">{_xml(summary(plan))}</text>',
     ]
     for tick in _ticks(top, 6):
         parts.append(f'<line x1="{_LEFT}" y1="{y(tick)}" x2="{_LEFT + _WIDTH}" y2="{y(tick)}" stroke="#ddd"/>')
@@ -162,6 +164,13 @@ def svg(plan: MemoryPlan, title: str) -> str:
             f'fill="{colour}" fill-opacity="0.8" stroke="white" stroke-width="0.5">'
             f"<title>{_xml(item.title)}</title></rect>"
         )
+        letters = int((right - left - 8) / _LETTER)
+        if letters >= 4 and lower - upper >= 14:  # a label where it fits; the hover text has the whole name
+            name = item.name if len(item.name) <= letters else f"{item.name[: letters - 1]}…"
+            parts.append(
+                f'<text x="{left + 4}" y="{round((upper + lower) / 2 + 4, 2)}" font-size="10" fill="white" '
+                f'pointer-events="none">{_xml(name)}</text>'
+            )
     line = " ".join(f"{x(step)},{y(bytes_)} {x(step + 1)},{y(bytes_)}" for step, bytes_ in enumerate(plan.live_bytes))
     if line:
         parts.append(f'<polyline points="{line}" fill="none" stroke="black"><title>live bytes</title></polyline>')
