@@ -71,11 +71,11 @@ def compile(
     targets = resolve_targets(options)
     tell("read", str(model) if isinstance(model, (str, os.PathLike)) else "model")
     with report.stage("read"):
-        graph, info, options = _read(model, options)
+        graph, info, applied = _read(model, options)
     programs: list[Program] = []
     debug: dict[str, str] = {}
     contexts: list[Context] = []
-    for variant_name, variant in _variants(options):
+    for variant_name, variant in _variants(applied):
         with report.stage("transform"):
             context = Context(options=variant, target=targets[0][1])
             contexts.append(context)
@@ -114,19 +114,15 @@ def compile(
 
 
 def _read(model: Any, options: CompileOptions) -> tuple[Graph, frontend.ImportInfo, CompileOptions]:
-    """The graph, and the options with dimensions named as the graph names them.
+    """The graph with `dims` applied, and the options for the passes: variants named as the graph names them.
 
-    A `dims` entry that names no symbol of the model (`input.axis`, for a declared extent) is the
-    frontend's to apply; the others are applied by the pass bind_shapes.
+    The frontend applies the bounds, since a model may need them to have shapes at all; variants are
+    bound by the pass bind_shapes, one at a time.
     """
-    graph, info = frontend.load_with_info(model)
-    plain = {text: name for name, text in info.symbols.items()} | {name: name for name in info.symbols}
-    overrides = {dim.name: (dim.lo, dim.hi) for dim in options.dims if dim.name not in plain}
-    if overrides:
-        graph, info = frontend.load_with_info(model, dims=overrides)
-    dims = tuple(dim._replace(name=plain[dim.name]) for dim in options.dims if dim.name in plain)
+    graph, info = frontend.load_with_info(model, dims={dim.name: (dim.lo, dim.hi) for dim in options.dims})
+    plain = {text: name for name, text in info.symbols.items()}
     variants = tuple(tuple((plain.get(name, name), extent) for name, extent in each) for each in options.variants)
-    return graph, info, replace(options, dims=dims, variants=variants)
+    return graph, info, replace(options, dims=(), variants=variants)
 
 
 def check(model: Any) -> list[Any]:

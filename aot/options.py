@@ -64,6 +64,9 @@ class CompileOptions:
     c_compiler: str = field(default="", metadata=_HERE)  # its version is in the artifact's list of tools
 
     def __post_init__(self) -> None:
+        for name in ("dump_dir", "cache_dir"):
+            folder = getattr(self, name)
+            object.__setattr__(self, name, None if folder is None else Path(folder))
         if not self.targets:
             raise OptionError("no target given", hint="Name at least one, such as --target cpu.")
         if len(set(self.targets)) != len(self.targets):
