@@ -147,9 +147,22 @@ def times_one(b: Builder, m: Match) -> Value:
     return m["x"]
 
 
-@rule(op("add sub", "x", _UNIFORM), check=lambda m: _neutral(m, 0) if m["x"] is m.root.inputs[0] else SILENT)
+def _check_zero(m: Match, exactly: bool) -> str | None:
+    if m["x"] is not m.root.inputs[0]:
+        return SILENT
+    keeps_bits = m.root.op == "sub" or not m["x"].type.dtype.is_float
+    return _neutral(m, 0) if keeps_bits == exactly else SILENT
+
+
+@rule(op("add sub", "x", _UNIFORM), check=lambda m: _check_zero(m, True))
+def minus_zero(b: Builder, m: Match) -> Value:
+    """x - 0 is x; so is x + 0 for integers."""
+    return m["x"]
+
+
+@rule(op("add", "x", _UNIFORM), check=lambda m: _check_zero(m, False), exact=False)
 def plus_zero(b: Builder, m: Match) -> Value:
-    """x + 0 and x - 0 are x."""
+    """x + 0 is x (but for -0 + 0, which is 0)."""
     return m["x"]
 
 
@@ -391,6 +404,7 @@ NORMALIZE_RULES = (
     drop_cast,
     cast_of_cast,
     times_one,
+    minus_zero,
     plus_zero,
     above_all,
     below_all,
