@@ -261,6 +261,8 @@ class _ProgramReader:
             )
             for r in reader.run(Section.SYMBOLS, row["symbols"])
         )
+        if any(symbol.divisor < 1 for symbol in self.symbols):
+            reader.fail(Section.SYMBOLS, "a divisor is not positive")
         self.dims: dict[int, Dim] = {}
 
     def dim(self, index: int) -> Dim:

@@ -81,7 +81,9 @@ public:
     void check() {
         guards();
         for (size_t i = 0; i < bound_.size(); ++i) {
-            if (!bound_[i]) fail(section::SYMBOLS, i, "no input gives this symbol its value");
+            const size_t record = p_.symbols.first + i;
+            if (!bound_[i]) fail(section::SYMBOLS, record, "no input gives this symbol its value");
+            if (a_.symbols[record].divisor < 1) fail(section::SYMBOLS, record, "the divisor is not positive");
         }
         ports(p_.inputs);
         dims_of_ports(p_.inputs);

@@ -168,11 +168,11 @@ def special(dtype: DType) -> Array:
         values = [info.min, info.max, 0, 1, info.max // 2, 97, info.max // 3]
         return np.asarray(values, dtype.numpy)
     rng = np.random.default_rng(5)
-    bits = rng.integers(0, 1 << 32, 4000, np.uint64).astype(np.uint32).view(np.float32).astype(np.float64)
     near = (1 + np.arange(200) / 4096) * 2.0 ** rng.integers(-27, 17, 200)
     small = np.arange(64) * 2.0**-26
     extra = [0.0, -0.0, np.inf, -np.inf, 65504, 65519.9, 65520, 6.1e-5, 5.96e-8, 2.98e-8, 1e-46, 3.4e38, 1.0000001]
     with np.errstate(all="ignore"):
+        bits = rng.integers(0, 1 << 32, 4000, np.uint64).astype(np.uint32).view(np.float32).astype(np.float64)
         result = np.concatenate([bits, near, -near, small, extra]).astype(dtype.numpy)
     return result[~np.isnan(result.astype(np.float64))]
 
