@@ -54,10 +54,7 @@ public:
             external_->read(source.external_offset, held_.data(), held_.size());
             data = held_.data();
         }
-        if (!data) {
-            throw Failure(AOT_ERROR_WEIGHTS, name, "Give the model's weights by name when loading.",
-                          "the artifact was built without weights, and this one was not given");
-        }
+        if (!data) missing(index);
         if (!(options_.flags & AOT_LOAD_ANY_WEIGHTS)) {
             Digest digest = sha256(data, static_cast<size_t>(source.bytes));
             if (memcmp(digest.bytes, source.sha256, sizeof digest.bytes) != 0) {
@@ -70,6 +67,23 @@ public:
     }
 
 private:
+    // Says how many weights were not given, not only that this is one.
+    [[noreturn]] void missing(uint32_t index) const {
+        uint32_t count = 0;
+        for (uint32_t i = 0; i < p_.sources.count; ++i) {
+            const char *name = a_.text(a_.sources[p_.sources.first + i].name);
+            bool found = false;
+            for (uint32_t j = 0; j < options_.given_count; ++j) {
+                found = found || (options_.given[j].name && strcmp(options_.given[j].name, name) == 0);
+            }
+            count += !found;
+        }
+        throw Failure(AOT_ERROR_WEIGHTS, a_.text(a_.sources[p_.sources.first + index].name),
+                      "Give the model's weights by name when loading.",
+                      "the artifact was built without weights, and this one was not given (%u of %u are missing)", count,
+                      p_.sources.count);
+    }
+
     const uint8_t *given(const SourceEntry &source, const char *name) const {
         for (uint32_t i = 0; i < options_.given_count; ++i) {
             const aot_named_tensor &item = options_.given[i];
