@@ -31,9 +31,10 @@ def epilogue_cost(kernel: Kernel) -> int:
     return sum(20 if node.op in HEAVY else 1 for node in nodes if node.op in expr.FUNCTIONS or node.op == "load")
 
 
-def accumulator_text(dtype: DType, place: str) -> str:
-    """C text of the block of accumulators that lies at an address."""
-    return f"load_{register_dtype(dtype).name}({place})"
+def accumulator_text(dtype: DType, place: str, count: str | None) -> str:
+    """C text of the block of accumulators that lies at an address; lanes from `count` on are zero, not read."""
+    name = register_dtype(dtype).name
+    return f"load_{name}({place})" if count is None else f"loadn_{name}({place}, {count})"
 
 
 class Epilogue:

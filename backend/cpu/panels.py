@@ -445,7 +445,9 @@ class _Emitter:
                 values = epilogue.columns(code, scope, column, count)
                 with code.block("for (i64 i = 0; i < tall; i++)"):
                     axes = {row_axis: "(row0 + i)"} if row_axis is not None else {}
-                    sums = accumulator_text(self.problem.accumulate, f"sums + i * (wide * {PANEL}) + j")
+                    # Whole panels are zero behind the last column; a part of one leaves what memory held.
+                    partial = count if self.problem.dots or self.used < PANEL else None
+                    sums = accumulator_text(self.problem.accumulate, f"sums + i * (wide * {PANEL}) + j", partial)
                     code.line(f"const {_vector(self.problem.accumulate)} sum = {sums};")
                     epilogue.store(code, scope, axes, column, count, "sum", values)
 
