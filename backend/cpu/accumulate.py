@@ -34,6 +34,7 @@ class Accumulator:
         if self.is_arg and self.dtype.is_bool:
             self.dtype = I32
         self.names = [renderer.name("acc") for _ in range(partial)]
+        self.totals: list[str] = []
         self.index = renderer.name("at")
         if self.function not in _OF_TRUTH:
             raise CompilerError(f"{renderer.kernel.name}: no code for the reduction {function}")
@@ -45,6 +46,19 @@ class Accumulator:
             code.line(f"{type_} {name} = {self._identity()};")
         if self.is_arg:
             code.line(f"{'v_i32' if self.in_lanes else 'i32'} {self.index} = {self._both('i32', '-1')};")
+
+    def declare_totals(self, code: Code) -> None:
+        """Writes second-level variables: a long sum of floats is a sum of short ones, so its error stays small."""
+        if self.function == "sum" and not self.is_arg and register_dtype(self.dtype).is_float:
+            self.totals = [f"{name}_total" for name in self.names]
+            type_ = vector_type(self.dtype) if self.in_lanes else register_type(self.dtype)
+            for total in self.totals:
+                code.line(f"{type_} {total} = {self._identity()};")
+
+    def flush(self, code: Code) -> None:
+        """Writes the end of a short sum."""
+        for name, total in zip(self.names, self.totals, strict=False):
+            code.line(f"{total} = {total} + {name}; {name} = {self._identity()};")
 
     def _both(self, type_: str, text: str) -> str:
         return f"splat_{type_}({text})" if self.in_lanes else text
@@ -126,7 +140,8 @@ class Accumulator:
         """Writes the end of the reduction and returns the result's name; `fold`: all lanes into one value."""
         if self.is_arg:
             return self._index_result(code, fold)
-        names = list(self.names)
+        self.flush(code)
+        names = list(self.totals or self.names)
         while len(names) > 1:
             pairs = zip(names[::2], names[1::2], strict=True)
             names = [f"({self._joined(a, b)})" for a, b in pairs]

@@ -41,6 +41,10 @@ from aot.kernel import Kernel, Store
 PIECE = 2048
 """Elements of a long vector axis that make one unit of work."""
 
+SHORT_SUM = 64
+"""Additions into one accumulator before it is added to a total: the error of a sum grows with this plus
+the number of short sums, instead of with the number of elements."""
+
 
 def emit_loops(kernel: Kernel, isa: Isa) -> Emitted:
     """C for a kernel without a root."""
@@ -285,8 +289,17 @@ class _Emitter:
         in_lanes = vector is not None or place.vector is not None
         accumulators = [Accumulator(self.renderer, node, in_lanes, partial) for node in nodes]
         code = self.code
+        long = self._is_long(over, partial if vector is not None else 0)
         for accumulator in accumulators:
             accumulator.declare(code)
+            if long:
+                accumulator.declare_totals(code)
+        summed = [accumulator for accumulator in accumulators if accumulator.totals]
+
+        def flush() -> None:
+            for accumulator in summed:
+                accumulator.flush(code)
+
         pending = [] if over != tuple(self.rows) else [
             node for node in self.buffers if node not in self.stored and any(node in outside_reduces(b) for b in bodies)
         ]  # fmt: skip
@@ -299,10 +312,16 @@ class _Emitter:
                 name = _held_name(node)
                 inner.scope.code.line(f"store_{name}({self.buffers[node]} + {inner.row}, {inner.scope.value(node)});")
 
-        self._loop(place, over, vector, bodies, partial, body)
+        self._loop(place, over, vector, bodies, partial, body, flush if summed else None)
         self.stored.update(pending)
         names = {node: a.result(code, vector is not None) for node, a in zip(nodes, accumulators, strict=True)}
         return self._known(place, names)
+
+    def _is_long(self, over: Sequence[int], partial: int) -> bool:
+        """Whether a reduction may add more than two short sums into one accumulator (`partial`: of blocks)."""
+        count = dimension.product(self.kernel.axes[a].extent for a in over)
+        step = max(partial * self.isa.lanes, 1)
+        return not isinstance(count, int) or count > 2 * SHORT_SUM * step
 
     def _known(self, place: _Place, names: Mapping[Expr, str]) -> _Place:
         """The place after what was written, where these expressions have names."""
@@ -337,21 +356,36 @@ class _Emitter:
         values: Sequence[Expr],
         partial: int,
         body: Callable[[_Place, int], None],
+        flush: Callable[[], None] | None = None,
     ) -> None:
         """Loops over axes, with blocks along `vector` innermost.
 
         `body` gets the place and the number of the partial result; `partial` blocks are taken at a time.
+        `flush` is written after every run of at most SHORT_SUM innermost steps.
         """
         single = [a for a in over if a != vector]
-        if single:
-            name = self.renderer.name("r")
-            with self.code.block(f"for (i64 {name} = 0; {name} < {self._extent(single[0])}; {name}++)"):
-                inner = self._enter(place, single[0], name, values)
-                self._loop(inner, [a for a in over if a != single[0]], vector, values, partial, body)
-        elif vector is None:
+        if not single and vector is None:
             body(place, 0)
+        elif not single:
+            assert vector is not None
+            self._blocks(place, vector, values, partial, body, flush)
         else:
-            self._blocks(place, vector, values, partial, body)
+            rest = [a for a in over if a != single[0]]
+            name, end = self.renderer.name("r"), self._extent(single[0])
+
+            def inside() -> None:
+                self._loop(self._enter(place, single[0], name, values), rest, vector, values, partial, body, flush)
+
+            if rest or flush is None:
+                with self.code.block(f"for (i64 {name} = 0; {name} < {end}; {name}++)"):
+                    inside()
+                return
+            stop = f"{name}_stop"
+            with self.code.block(f"for (i64 {name} = 0, {stop}; {name} < {end};)"):
+                self.code.line(f"{stop} = {name} + {SHORT_SUM} < {end} ? {name} + {SHORT_SUM} : {end};")
+                with self.code.block(f"for (; {name} < {stop}; {name}++)"):
+                    inside()
+                flush()
 
     def _enter(self, place: _Place, number: int, name: str, values: Sequence[Expr]) -> _Place:
         """The place inside a loop over single indices of an axis."""
@@ -366,7 +400,13 @@ class _Emitter:
         return replace(inside, scope=lanes, blocks=blocks, row=row)
 
     def _blocks(
-        self, place: _Place, vector: int, values: Sequence[Expr], partial: int, body: Callable[[_Place, int], None]
+        self,
+        place: _Place,
+        vector: int,
+        values: Sequence[Expr],
+        partial: int,
+        body: Callable[[_Place, int], None],
+        flush: Callable[[], None] | None,
     ) -> None:
         """A loop of blocks along an axis; the last, partial block runs the same code."""
         code, lanes = self.code, self.isa.lanes
@@ -380,10 +420,20 @@ class _Emitter:
             body(_Place(scope, place.scope, place.axes | {vector}, place.bound, vector, text, count, held, text), part)
 
         step = partial * lanes
-        if partial > 1:
-            with code.block(f"for (; {name} + {step} <= {end}; {name} += {step})"):
+
+        def blocks(stop: str) -> None:
+            with code.block(f"for (; {name} + {step} <= {stop}; {name} += {step})"):
                 for part in range(partial):
                     block(f"({name} + {part * lanes})" if part else name, None, part)
+
+        if flush is not None:
+            run = SHORT_SUM * step
+            with code.block(f"while ({name} + {step} <= {end})"):
+                code.line(f"const i64 stop = {name} + {run} < {end} ? {name} + {run} : {end};")
+                blocks("stop")
+                flush()
+        elif partial > 1:
+            blocks(end)
         left = extent % step if isinstance(extent, int) and partial > 1 else extent
         if not isinstance(left, int) or left >= lanes:
             with code.block(f"for (; {name} + {lanes} <= {end}; {name} += {lanes})"):
