@@ -28,6 +28,9 @@ PREFETCH_BYTES = 256
 PREFETCH_ROWS = 5
 """Up to so many rows the weights' bandwidth decides, and prefetching them PREFETCH_BYTES ahead pays."""
 
+UNROLLED = 8
+"""Iterations of the innermost loop up to which it is written out: leaving a short loop costs as much as it does."""
+
 FEW_ROWS = 4
 """Up to so many rows are one tile that is as wide as the registers allow."""
 
@@ -191,6 +194,8 @@ class Tile:
         for i, start in enumerate(starts):
             code.line(f"const {self.element} *{start} = {a}{f' + {i} * ({self.row_stride})' if i else ''};")
         each = self.used // self.lanes
+        if extent.isdigit() and int(extent) <= UNROLLED:
+            code.line(f"#pragma GCC unroll {extent}")
         with code.block(f"for (i64 k{level} = 0; k{level} < {extent}; k{level}++)"):
             blocks = []
             for j in range(panels):

@@ -22,6 +22,7 @@ from aot.backend.cpu.tile import PANEL, merge_loops
 from aot.backend.cpu.winograd import emit_winograd, prefers_winograd
 from aot.dims import Dim
 from aot.errors import CompilerError
+from aot.ir import TensorType
 from aot.kernel import Kernel, WindowRoot
 from aot.program import RecipeOp, RecipeStep
 
@@ -42,20 +43,20 @@ def is_constant_weight(kernel: Kernel, root: WindowRoot) -> bool:
 
 
 def _pack(kernel: Kernel, root: WindowRoot, shape: Sequence[int], dots: bool) -> PackedOperand:
-    """Weights [O, Cg, k…] as panels [G, ceil(Og / 16), k…, Cg, 16], or as [G, Og, k…, Cg]."""
+    """Weights [O, Cg, k…] as panels [G, ceil(Og / 16), loops…, 16], or as [G, Og, loops…]; see `_loop_order`."""
     outputs, channels, *window = shape
-    groups, rank = root.groups, len(window)
+    groups = root.groups
     per_group = outputs // groups
-    packed = (groups, per_group, *window, channels)
-    if not dots:
-        packed = (groups, -(-per_group // PANEL), *window, channels, PANEL)
+    order = _loop_order(kernel.inputs[root.x].type)
+    summed = [shape[axis] for axis in order]
+    packed = (groups, per_group, *summed) if dots else (groups, -(-per_group // PANEL), *summed, PANEL)
     width = len(packed)
 
     def unit(position: int) -> tuple[int, ...]:
         return tuple(int(p == position) for p in range(width))
 
     output_row = unit(1) if dots else tuple(PANEL if p == 1 else int(p == width - 1) for p in range(width))
-    rows = (unit(0), output_row, unit(2 + rank), *(unit(2 + d) for d in range(rank)))
+    rows = (unit(0), output_row, *(unit(2 + order.index(axis)) for axis in range(1, len(shape))))
     steps = [
         RecipeStep(RecipeOp.RESHAPE, shape=(groups, per_group, channels, *window)),
         RecipeStep(RecipeOp.PACK, shape=packed, coefficients=rows),
@@ -63,6 +64,12 @@ def _pack(kernel: Kernel, root: WindowRoot, shape: Sequence[int], dots: bool) ->
     if kernel.inputs[root.w].type.dtype != root.accumulate:
         steps.insert(0, RecipeStep(RecipeOp.CAST, dtype=root.accumulate.number))
     return PackedOperand(tuple(steps), root.accumulate.number, packed)
+
+
+def _loop_order(x: TensorType) -> list[int]:
+    """The summed axes (1 channels, 2… kernel positions), outermost first: as the input lies in memory."""
+    spatial = list(range(2, x.rank))
+    return [*spatial, 1] if x.order.index(1) == x.rank - 1 else [1, *spatial]
 
 
 def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:
@@ -90,8 +97,9 @@ def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:
     rows = [RowAxis(0, kernel.axes[0].extent, strides[0])]
     for number, step in enumerate(root.strides):
         rows.append(RowAxis(2 + number, kernel.axes[2 + number].extent, step * strides[2 + number]))
-    loops = [(extent, root.dilations[d] * strides[2 + d]) for d, extent in enumerate(window)]
-    loops.append((channels, strides[1]))
+    steps = {1: strides[1], **{2 + d: dilation * strides[2 + d] for d, dilation in enumerate(root.dilations)}}
+    extents = dict(enumerate((channels, *window), start=1))
+    loops = [(extents[axis], steps[axis]) for axis in _loop_order(x)]
     merged, merged_rows, _ = merge_rows(kernel, rows, [])
     summed = dimension.product([channels, *window])
     panels = -(-per_group // PANEL)
@@ -131,7 +139,7 @@ def _fill(problem: Panels, site: PackSite) -> None:
     group = f"{site.matrix[0]} * columns + " if site.matrix else ""
     code.line(f"{site.element} *target = {site.target};")
     element = memory_type(type_.dtype)
-    order = [*range(2, type_.rank), 1]
+    order = _loop_order(problem.kernel.inputs[root.x].type)
     with code.block(f"for (i64 p = 0; p < {site.count}; p++)"):
         code.line(f"const i64 n = ({site.first} + p) * {PANEL};")
         base = f"p{root.w} + {site.dims.text(type_.origin_elements)} + ({group}n) * {strides[0]}"
