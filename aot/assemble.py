@@ -14,6 +14,7 @@ from aot.ir import Const, Graph, Node, Value
 from aot.lower import lower
 from aot.program import (
     Argument,
+    Buffer,
     Constant,
     Guard,
     GuardKind,
@@ -23,6 +24,7 @@ from aot.program import (
     RecipeOp,
     RecipeStep,
     Source,
+    Space,
     Step,
 )
 from aot.storage import pointer_offset_bytes
@@ -74,7 +76,7 @@ def assemble(
     plain = {value: table.plain(value) for value in graph.consts if _is_read_plain(graph, kernels, emitted, value)}
     plan = place_buffers(graph, plain, node_budget)
     buffers = list(plan.buffers)
-    constant_buffer: dict[int, int] = {b.index: n for n, b in enumerate(buffers) if b.space.name == "CONST"}
+    constant_buffer: dict[int, int] = {b.index: n for n, b in enumerate(buffers) if b.space is Space.CONST}
     codes: list[KernelCode] = []
     code_number: dict[str, int] = {}
     steps: list[Step] = []
@@ -156,7 +158,7 @@ def input_symbols(graph: Graph) -> tuple[Symbol, ...]:
 
 def guards(graph: Graph, symbols: Sequence[Symbol]) -> tuple[Guard, ...]:
     """The rules on the extents of the inputs: the first extent that is a symbol binds it, all others must be equal."""
-    number = {symbol.dim: index for index, symbol in enumerate(symbols)}
+    number: dict[Dim, int] = {symbol.dim: index for index, symbol in enumerate(symbols)}
     seen: set[Dim] = set()
     bind: list[Guard] = []
     equal: list[Guard] = []
@@ -199,9 +201,7 @@ class _ConstantTable:
             self.constants.append(Constant(name, dtype, tuple(shape), recipe, anonymous))
         return self._number[key]
 
-    def buffer(self, number: int, position: int) -> object:
-        from aot.program import Buffer, Space
-
+    def buffer(self, number: int, position: int) -> Buffer:
         constant = self.constants[number]
         size = BY_NUMBER[constant.dtype].itemsize_bytes
         for extent in constant.shape:

@@ -77,12 +77,12 @@ def compile(
     contexts: list[Context] = []
     for variant_name, variant in _variants(applied):
         with report.stage("transform"):
-            context = Context(options=variant, target=targets[0][1])
+            context = Context(options=variant, target=targets[0][1], backend=targets[0][0])
             contexts.append(context)
             core = PassManager(CORE_PASSES, context, report=lambda name: tell("transform", name)).run(graph)
         for backend, hardware in targets:
             with report.stage("fuse and plan"):
-                targeted = replace(context, target=hardware)
+                targeted = replace(context, target=hardware, backend=backend)
                 ordered = PassManager(TARGET_PASSES, targeted, report=lambda name: tell("fuse and plan", name)).run(
                     core
                 )
@@ -147,7 +147,7 @@ def resolve_targets(options: CompileOptions) -> list[tuple[Backend, Target]]:
 
 def _build(backend: Backend, assembled: Assembled, target: Target, options: CompileOptions) -> bytes:
     return backend.build(
-        assembled.sources, target, options.cache_dir, jobs=options.jobs, compiler=options.c_compiler or None
+        assembled.sources, target, options.cache_dir, jobs=options.jobs or 0, compiler=options.c_compiler or None
     )
 
 

@@ -61,7 +61,8 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
     except TypeError:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
 
 
 BOOL = DType("bool", 1, 8, "bool", (6, 8), "bool", "uint8_t")

@@ -314,22 +314,20 @@ def _rsqrt(x: Any) -> Any:
     return np.divide(np.ones_like(x), np.sqrt(x))
 
 
-NUMPY: Mapping[str, Callable[..., Any]] = {
-    name: _trap_free(function)
-    for name, function in {
-        "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _divide, "floordiv": _floordiv,
-        "mod": _modulo(np.mod), "fmod": _modulo(np.fmod), "pow": np.power, "min": np.minimum, "max": np.maximum,
-        "neg": np.negative, "abs": np.abs, "sign": np.sign, "sqrt": np.sqrt, "rsqrt": _rsqrt, "exp": np.exp,
-        "log": np.log, "log1p": np.log1p, "expm1": np.expm1, "sin": np.sin, "cos": np.cos, "tan": np.tan,
-        "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
-        "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "tanh": np.tanh, "erf": _erf,
-        "sigmoid": _sigmoid, "floor": np.floor, "ceil": np.ceil, "round": np.rint, "trunc": np.trunc,
-        "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
-        "ge": np.greater_equal, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-        "not": np.invert, "shl": np.left_shift, "shr": np.right_shift,
-        "isnan": np.isnan, "isinf": np.isinf, "select": np.where,
-    }.items()
+_PLAIN: Mapping[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _divide, "floordiv": _floordiv,
+    "mod": _modulo(np.mod), "fmod": _modulo(np.fmod), "pow": np.power, "min": np.minimum, "max": np.maximum,
+    "neg": np.negative, "abs": np.abs, "sign": np.sign, "sqrt": np.sqrt, "rsqrt": _rsqrt, "exp": np.exp,
+    "log": np.log, "log1p": np.log1p, "expm1": np.expm1, "sin": np.sin, "cos": np.cos, "tan": np.tan,
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
+    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "tanh": np.tanh, "erf": _erf,
+    "sigmoid": _sigmoid, "floor": np.floor, "ceil": np.ceil, "round": np.rint, "trunc": np.trunc,
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+    "not": np.invert, "shl": np.left_shift, "shr": np.right_shift,
+    "isnan": np.isnan, "isinf": np.isinf, "select": np.where,
 }  # fmt: skip
+NUMPY: Mapping[str, Callable[..., Any]] = {name: _trap_free(function) for name, function in _PLAIN.items()}
 
 
 def evaluate(expr: Expr, args: Sequence[Any]) -> Any:

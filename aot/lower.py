@@ -33,6 +33,7 @@ from aot.kernel import (
     WindowRoot,
 )
 from aot.ops import OPS, Kind
+from aot.ops.helpers import float_attr, int_attr, ints_attr
 
 ROOT_OPS = frozenset({"matmul", "conv", "attention", "cumsum", "cumprod"})
 """Ops whose loops an emitter owns; a kernel has at most one."""
@@ -152,10 +153,10 @@ class _Lowering:
         rank = source.type.rank
         function = OPS[node.op].reduce
         if function in ("argmax", "argmin"):
-            over = [int(_int(node.attrs["axis"])) % rank]
+            over = [int_attr(node.attrs, "axis") % rank] if rank else []
             function += "_last" if node.attrs.get("last") else ""
         else:
-            over = sorted(int(axis) % rank for axis in _ints(node.attrs["axes"]))
+            over = sorted(axis % rank for axis in ints_attr(node.attrs, "axes"))
         kept = [axis for axis in range(rank) if axis not in over]
         outer = [indices[axis] for axis in kept] if node.attrs["keepdims"] else list(indices)
         inner: list[Expr] = [expr.const(0, dtypes.I64)] * rank
@@ -173,7 +174,9 @@ class _Lowering:
     def _pull_pool(self, node: Node, indices: tuple[Expr, ...]) -> Expr:
         (source,) = node.operands
         dtype = source.type.dtype
-        window, strides, pads, dilations = (_ints(node.attrs[n]) for n in ("window", "strides", "pads", "dilations"))
+        window, strides, pads, dilations = (
+            ints_attr(node.attrs, n) for n in ("window", "strides", "pads", "dilations")
+        )
         spatial = len(window)
         guard = expr.const(True, dtypes.BOOL)
         inner = list(indices[:2])
@@ -240,15 +243,15 @@ class _Lowering:
             return self._contract(node, accumulate)
         if node.op == "conv":
             spatial = operands[0].type.rank - 2
-            pads = _ints(node.attrs["pads"])
+            pads = ints_attr(node.attrs, "pads")
             return WindowRoot(
-                self._input(operands[0], node), self._input(operands[1], node), _ints(node.attrs["strides"]),
-                _ints(node.attrs["dilations"]), tuple((pads[i], pads[spatial + i]) for i in range(spatial)),
-                int(_int(node.attrs["groups"])), accumulate,
+                self._input(operands[0], node), self._input(operands[1], node), ints_attr(node.attrs, "strides"),
+                ints_attr(node.attrs, "dilations"), tuple((pads[i], pads[spatial + i]) for i in range(spatial)),
+                int_attr(node.attrs, "groups"), accumulate,
             )  # fmt: skip
         if node.op == "attention":
             return self._attend(node, accumulate)
-        axis = int(_int(node.attrs["axis"])) % node.output.type.rank
+        axis = int_attr(node.attrs, "axis") % node.output.type.rank
         indices = tuple(map(expr.axis, range(self.domain)))
         function = "sum" if node.op == "cumsum" else "prod"
         value = expr.cast(self.pull(operands[0], indices), accumulate)
@@ -283,7 +286,7 @@ class _Lowering:
             mask = expr.cast(mask, accumulate)
         return AttendRoot(
             self._input(q, node), self._input(k, node), self._input(v, node), len(self.axes) - 1,
-            float(_float(node.attrs["scale"])), mask, bool(node.attrs["causal"]), accumulate,
+            float_attr(node.attrs, "scale"), mask, bool(node.attrs["causal"]), accumulate,
         )  # fmt: skip
 
     def _input(self, value: Value, node: Node) -> int:
@@ -345,21 +348,6 @@ def _taps_counted(
 
 def _ceil_div(value: Expr, divisor: int) -> Expr:
     return value if divisor == 1 else expr.call("floordiv", value + (divisor - 1), divisor)
-
-
-def _ints(attr: object) -> tuple[int, ...]:
-    assert isinstance(attr, tuple)
-    return tuple(int(item) for item in attr)  # type: ignore[arg-type]
-
-
-def _int(attr: object) -> int:
-    assert isinstance(attr, int)
-    return attr
-
-
-def _float(attr: object) -> float:
-    assert isinstance(attr, (int, float))
-    return attr
 
 
 def lower(node: Node, is_constant: Callable[[Value], bool]) -> Kernel:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from aot.errors import AotError, CompilerError, OptionError
-from aot.ir import Graph, Layout, Level, Node, Value
+from aot.ir import Graph, Level, Node
 from aot.ops import Kind, OpError
 from aot.options import CompileOptions
 from aot.target import Target
@@ -38,14 +38,6 @@ class BackendInfo(Protocol):
     @property
     def decomposes(self) -> frozenset[str]:
         """Ops that are decomposed although their kind has an emitter."""
-        ...
-
-    def layouts(self, node: Node, target: Target) -> Sequence[Mapping[Value, Layout]]:
-        """The layouts a CORE node's operands and results can have, preferred first; {} is row-major."""
-        ...
-
-    def kernel_us(self, body: Graph, target: Target) -> float:
-        """Modelled time of a fused body as one kernel, in microseconds, at a typical shape."""
         ...
 
 

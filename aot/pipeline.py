@@ -20,16 +20,17 @@ from aot.transforms.simplify import simplify
 
 CORE_PASSES: tuple[Pass, ...] = (
     bind_shapes,
-    normalize,
     fold,
+    normalize,
+    dedupe,  # before recognize: idioms share their constants and intermediates  [tests/passes/test_recognize.py]
     recognize,  # before simplify: idioms are matched as exporters write them
     simplify,
-    fold,  # simplify leaves constant arithmetic (conv x batch-norm scales)
-    normalize,
     dedupe,
-    decompose,
+    recognize,  # again: some idioms show only once reshapes and expansions have sunk
+    simplify,
+    decompose,  # after the last recognize, which would find the decomposed ops again
     simplify,  # decompositions leave reshapes, and multiplications that a weight can take
-    fold,
+    fold,  # simplify leaves constant arithmetic (convolution weights x batch-norm scales)
     normalize,
     dedupe,
 )

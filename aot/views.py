@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from aot import dims as dimension
 from aot.dims import Dim, Symbol
 from aot.ir import Layout, Node, TensorType
+from aot.ops.helpers import dims_attr, ints_attr
 
 VIEW_OPS = frozenset({"reshape", "transpose", "slice", "expand"})
 
@@ -31,17 +32,14 @@ def view_of(node: Node, source: TensorType) -> View | None:
     if node.op == "reshape":
         strides = reshaped_strides(source.shape, source.strides, out.shape)
     elif node.op == "transpose":
-        perm = node.attrs["perm"]
-        assert isinstance(perm, tuple)
-        strides = tuple(source.strides[int(axis)] for axis in perm)  # type: ignore[arg-type]
+        strides = tuple(source.strides[axis] for axis in ints_attr(node.attrs, "perm"))
     elif node.op == "slice":
-        starts, steps = node.attrs["starts"], node.attrs["steps"]
-        assert isinstance(starts, tuple) and isinstance(steps, tuple)
-        if any(int(step) < 1 for step in steps):  # type: ignore[arg-type]
+        steps = ints_attr(node.attrs, "steps")
+        if any(step < 1 for step in steps):
             return None
-        for start, stride in zip(starts, source.strides, strict=True):
-            offset = offset + stride * start  # type: ignore[operator]
-        strides = tuple(stride * step for stride, step in zip(source.strides, steps, strict=True))  # type: ignore[operator]
+        for start, stride in zip(dims_attr(node.attrs, "starts"), source.strides, strict=True):
+            offset = offset + stride * start
+        strides = tuple(stride * step for stride, step in zip(source.strides, steps, strict=True))
     elif node.op == "expand":
         lead = len(out.shape) - source.rank
         strides = (0,) * lead + tuple(

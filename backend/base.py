@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from aot.dims import Dim
-from aot.kernel import Kernel
+from aot.kernel import Kernel, Kind
 from aot.program import RecipeStep
 from aot.target import Target
 
@@ -44,6 +44,12 @@ class Backend(Protocol):
     """One family of targets."""
 
     name: str
+    default_architectures: tuple[str, ...]
+    """What the bare backend name stands for, in the order in which a loader tries them."""
+    kinds: frozenset[Kind]
+    """The kinds it emits; ops of other kinds are decomposed."""
+    decomposes: frozenset[str]
+    """Ops that are decomposed although their kind is emitted."""
 
     def target(self, architecture: str) -> Target:
         """The target's table row; raises TargetError, listing the known ones."""
@@ -53,10 +59,21 @@ class Backend(Protocol):
         """Schedules and emits one kernel."""
         ...
 
-    def build(self, sources: Sequence[tuple[str, str]], target: Target, cache: Path | None) -> bytes:
-        """Compiles (symbol, source) pairs into one code blob. The same input gives the same bytes."""
+    def build(
+        self,
+        sources: Sequence[tuple[str, str]],
+        target: Target,
+        cache: Path | None,
+        *,
+        jobs: int = 0,
+        compiler: str | None = None,
+    ) -> bytes:
+        """Compiles (symbol, source) pairs into one code blob. The same input gives the same bytes.
+
+        `jobs` compilers run at a time, 0 for one per CPU; `compiler` is the command, None to search.
+        """
         ...
 
-    def tools(self) -> Mapping[str, str]:
+    def tools(self, compiler: str | None = None) -> Mapping[str, str]:
         """The tools that decide the bytes of a build, with their versions."""
         ...

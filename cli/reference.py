@@ -18,7 +18,7 @@ class Reference:
 
     def __init__(self, path: Path, threads: int) -> None:
         try:
-            import onnxruntime  # type: ignore[import-untyped]
+            import onnxruntime
         except ImportError as error:
             raise OptionError(
                 "comparing needs ONNX Runtime, which is not installed", hint="pip install onnxruntime"

@@ -5,7 +5,7 @@ Slow and obvious. Loads go by logical index; out-of-range indices fail unless a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from aot import expr as e
 from aot.dims import Dim, evaluate
 from aot.kernel import AttendRoot, ContractRoot, Kernel, ScanRoot, WindowRoot
 
-_REDUCE = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
+_REDUCE: dict[str, Callable[..., Any]] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
 
 
 def run_kernel(kernel: Kernel, operands: Sequence[np.ndarray], symbols: Mapping[str, int]) -> list[np.ndarray]:
@@ -112,7 +112,7 @@ class _Run:
 
     # Roots.
 
-    def run_root(self) -> np.ndarray | None:
+    def run_root(self) -> Any:
         root = self.kernel.root
         if isinstance(root, ContractRoot):
             axes = [*root.batch, root.m, root.n, root.k]
@@ -136,7 +136,7 @@ class _Run:
             return (np.flip(scan, root.axis) if root.reverse else scan).astype(root.accumulate.numpy)
         return None
 
-    def convolution(self, root: WindowRoot) -> np.ndarray:
+    def convolution(self, root: WindowRoot) -> Any:
         x, w = (np.asarray(self.operands[i], np.float64) for i in (root.x, root.w))
         x = np.pad(x, [(0, 0), (0, 0), *root.pads])
         out = np.zeros(self.domain)
@@ -152,7 +152,7 @@ class _Run:
                 out[:, os_] += np.moveaxis(np.tensordot(xs, w[(os_, slice(None), *tap)], ((1,), (1,))), -1, 1)
         return out.astype(root.accumulate.numpy)
 
-    def attention(self, root: AttendRoot) -> np.ndarray:
+    def attention(self, root: AttendRoot) -> Any:
         q, k, v = (np.asarray(self.operands[i], np.float64) for i in (root.q, root.k, root.v))
         repeat = q.shape[1] // k.shape[1]
         k, v = np.repeat(k, repeat, 1), np.repeat(v, repeat, 1)

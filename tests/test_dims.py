@@ -17,15 +17,17 @@ N, H = Symbol("N"), Symbol("H", 1, 64, 4)
 @st.composite
 def expressions(draw: st.DrawFn, depth: int = 3) -> Dim:
     if depth == 0 or draw(st.booleans()):
-        return draw(st.sampled_from([N.dim, H.dim, *range(-3, 9)]))
+        leaf: Dim = draw(st.sampled_from([N.dim, H.dim, *range(-3, 9)]))
+        return leaf
     left, right = draw(expressions(depth=depth - 1)), draw(expressions(depth=depth - 1))
     positive = draw(st.integers(1, 7))
-    return draw(
+    found: Dim = draw(
         st.sampled_from([
             left + right, left - right, left * right, d.floordiv(left, positive), d.mod(left, positive),
             d.minimum(left, right), d.maximum(left, right),
         ])
     )  # fmt: skip
+    return found
 
 
 @given(expressions(), st.integers(1, 50), st.integers(1, 16))

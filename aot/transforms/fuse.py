@@ -20,6 +20,7 @@ from aot.dims import Dim
 from aot.ir import ROW_MAJOR, Const, Graph, Level, Node, Value, live
 from aot.lower import POOLS, ROOT_OPS
 from aot.ops import OPS, Kind
+from aot.ops.helpers import int_attr, ints_attr
 from aot.passes import Context, transform
 from aot.views import VIEW_OPS, representative
 
@@ -57,7 +58,7 @@ def fuse(graph: Graph, context: Context) -> Graph:
 
 def is_bare(node: Node) -> bool:
     """Whether the node stays outside of kernels: an alias."""
-    backwards = node.op == "slice" and any(int(step) < 1 for step in _ints(node.attrs["steps"]))
+    backwards = node.op == "slice" and any(int(step) < 1 for step in ints_attr(node.attrs, "steps"))
     return (node.op in VIEW_OPS and not backwards) or node.op == "concat"
 
 
@@ -111,13 +112,13 @@ class _Fuser:
             if saving > 0:
                 heapq.heappush(queue, (-saving, producer.number, consumer.number, producer.version, consumer.version))
 
-        for producer, consumer in self._edges():
-            push(producer, consumer)
+        for before, after in self._edges():
+            push(before, after)
         while queue:
             _, first, second, first_version, second_version = heapq.heappop(queue)
-            producer, consumer = clusters.get(first), clusters.get(second)
-            if producer is None or consumer is None:
+            if first not in clusters or second not in clusters:
                 continue
+            producer, consumer = clusters[first], clusters[second]
             if producer.version != first_version or consumer.version != second_version:
                 continue
             reason = self._why_not(producer, consumer)
@@ -350,8 +351,8 @@ class _Fuser:
             if isinstance(unit, Node):
                 nodes.append(unit)
             else:
-                kernel, outputs = self._kernel(unit, names)
-                renamed.update(outputs)
+                kernel, fresh = self._kernel(unit, names)
+                renamed.update(fresh)
                 made[unit.number] = kernel
                 nodes.append(kernel)
         nodes = [
@@ -402,12 +403,17 @@ def _new_cluster(number: int, node: Node) -> _Cluster:
     root = node if node.op in ROOT_OPS or node.op in POOLS else None
     if kind is Kind.REDUCE:
         source = node.operands[0].type
-        axes = node.attrs["axes"] if "axes" in node.attrs else (node.attrs["axis"],)
-        reduced = tuple(sorted(axis % source.rank for axis in _ints(axes)))
+        axes = reduced_axes(node)
+        reduced = tuple(sorted(axis % max(source.rank, 1) for axis in axes))
         return _Cluster(number, [node], None, shape, source.shape, reduced)
     if kind is Kind.ROW:
         return _Cluster(number, [node], None, shape, shape, _row_axes(node))
     return _Cluster(number, [node], root, shape, shape, None)
+
+
+def reduced_axes(node: Node) -> tuple[int, ...]:
+    """The axes of a REDUCE node, as its attributes give them."""
+    return ints_attr(node.attrs, "axes") if "axes" in node.attrs else (int_attr(node.attrs, "axis"),)
 
 
 def _row_axes(node: Node) -> tuple[int, ...]:
@@ -415,7 +421,7 @@ def _row_axes(node: Node) -> tuple[int, ...]:
     rank = node.operands[0].type.rank
     if node.op in ("instance_norm", "group_norm"):
         return tuple(range(2, rank))
-    axis = _ints((node.attrs["axis"],))[0] % rank
+    axis = int_attr(node.attrs, "axis") % rank
     return (axis,) if node.op in ("softmax", "log_softmax") else tuple(range(axis, rank))
 
 
@@ -487,8 +493,3 @@ def _topological(units: Sequence[Node | _Cluster]) -> list[Node | _Cluster]:
             if not waiting[reader]:
                 heapq.heappush(ready, reader)
     return result
-
-
-def _ints(attr: object) -> tuple[int, ...]:
-    assert isinstance(attr, tuple)
-    return tuple(int(item) for item in attr)  # type: ignore[arg-type]

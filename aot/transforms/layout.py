@@ -18,6 +18,7 @@ from dataclasses import replace
 from aot.dims import Dim
 from aot.ir import Graph, Layout, Level, Node, Value
 from aot.ops import OPS, Kind
+from aot.ops.helpers import int_attr, ints_attr
 from aot.passes import Context, transform
 from aot.views import VIEW_OPS, representative, view_of
 
@@ -65,7 +66,7 @@ def consumer_orders(graph: Graph) -> dict[Value, tuple[Order, int]]:
         elif node.op in _POOLS:
             wish(node.operands[0], channels_last(node.operands[0].type.rank), 2)
         elif node.op == "transpose":
-            perm = _ints(node.attrs["perm"])
+            perm = ints_attr(node.attrs, "perm")
             if out is not None:
                 wish(node.operands[0], tuple(perm[axis] for axis in out), weight)
         elif node.op == "reshape":
@@ -157,8 +158,8 @@ class _Assigner:
         followed = [v for v in inputs if v is not None and v.type.rank == rank and v not in self.graph.consts]
         if OPS[node.op].kind is Kind.REDUCE and not node.attrs.get("keepdims", True):
             (source,) = (v for v in inputs if v is not None)
-            axes = _ints(node.attrs["axes"]) if "axes" in node.attrs else (_int(node.attrs["axis"]),)
-            gone = {axis % source.type.rank for axis in axes}
+            axes = ints_attr(node.attrs, "axes") if "axes" in node.attrs else (int_attr(node.attrs, "axis"),)
+            gone = {axis % max(source.type.rank, 1) for axis in axes}
             kept = [axis for axis in range(source.type.rank) if axis not in gone]
             return tuple(kept.index(axis) for axis in source.type.order if axis in kept)
         if node.op in ("gather", "gather_nd") or not followed:
@@ -173,7 +174,7 @@ class _Assigner:
     def _try_view(self, node: Node, inputs: Sequence[Value | None]) -> bool:
         """Emits the VIEW node as an alias, after a copy of its input where needed; False if it cannot be one."""
         source = _must(inputs[0])
-        if node.op == "slice" and any(step < 1 for step in _ints(node.attrs["steps"])):
+        if node.op == "slice" and any(step < 1 for step in ints_attr(node.attrs, "steps")):
             return False
         view = view_of(node, source.type)
         if view is None:
@@ -192,11 +193,11 @@ class _Assigner:
     def _window_input(self, node: Node, value: Value) -> Value:
         """The convolution's input with a halo that covers its padding, and channels last unless they are few."""
         rank = value.type.rank
-        pads = _ints(node.attrs["pads"])
+        pads = ints_attr(node.attrs, "pads")
         spatial = rank - 2
         needed: Halo = ((0, 0), (0, 0), *((pads[i], pads[spatial + i]) for i in range(spatial)))
         channels = value.type.shape[1]
-        depthwise = _int(node.attrs["groups"]) > 1
+        depthwise = int_attr(node.attrs, "groups") > 1
         few = isinstance(channels, int) and channels <= _FEW_CHANNELS and not depthwise
         # A view may be read as it is when nothing has to surround it and channels are adjacent.
         padded = any(before or after for before, after in needed)
@@ -217,7 +218,7 @@ class _Assigner:
             # The part gets the halo of the whole; that must do for the part's own convolutions.
             whole = self.halos.get(node.output, ((0, 0),) * value.type.rank)
             covers = all(h[0] <= w[0] and h[1] <= w[1] for h, w in zip(value.type.halo, whole, strict=True))
-            free = free and covers and _int(node.attrs["axis"]) % value.type.rank == 1
+            free = free and covers and int_attr(node.attrs, "axis") % value.type.rank == 1
         outputs = {self.new.get(v) for v in self.graph.outputs}
         if not free or value in outputs or self.producer_is_concat(value):
             identity = _identity(value.type.rank)
@@ -253,7 +254,7 @@ def _halos_wanted(graph: Graph) -> dict[Value, Halo]:
     for node in graph.nodes:
         if node.op != "conv":
             continue
-        pads = _ints(node.attrs["pads"])
+        pads = ints_attr(node.attrs, "pads")
         if not any(pads):
             continue
         source = node.operands[0]
@@ -285,13 +286,3 @@ def _rename(node: Node, renamed: dict[Value, Value]) -> Node:
 def _must(value: Value | None) -> Value:
     assert value is not None
     return value
-
-
-def _ints(attr: object) -> tuple[int, ...]:
-    assert isinstance(attr, tuple)
-    return tuple(int(item) for item in attr)  # type: ignore[arg-type]
-
-
-def _int(attr: object) -> int:
-    assert isinstance(attr, int)
-    return attr

@@ -14,7 +14,7 @@ from aot.backend.cpu.loops import emit_loops
 from aot.backend.cpu.prelude import assemble
 from aot.backend.cpu.scan import emit_scan
 from aot.backend.cpu.window import emit_window
-from aot.kernel import AttendRoot, ContractRoot, Kernel, ScanRoot, WindowRoot
+from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, ScanRoot, WindowRoot
 from aot.target import Target
 
 
@@ -22,7 +22,9 @@ class CpuBackend:
     """See aot.backend.base.Backend."""
 
     name = "cpu"
-    default_architectures = ("x86-64-v4", "x86-64-v3")
+    default_architectures: tuple[str, ...] = ("x86-64-v4", "x86-64-v3")
+    kinds: frozenset[Kind] = frozenset(Kind) - {Kind.OPAQUE}
+    decomposes: frozenset[str] = frozenset()
 
     def target(self, architecture: str) -> Target:
         return isa_of(architecture).target

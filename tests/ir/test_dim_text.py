@@ -14,19 +14,19 @@ SYMBOLS = (Symbol("N", 0, 5, 8), Symbol("M", 1, None, 2), Symbol("K", 3))
 
 def random_dim(chance: random.Random, depth: int) -> Dim:
     if depth == 0 or chance.random() < 0.2:
-        return chance.choice([chance.randint(0, 9), chance.choice(SYMBOLS).dim])
+        return chance.randint(0, 9) if chance.random() < 0.5 else chance.choice(SYMBOLS).dim
     left, right, number = random_dim(chance, depth - 1), random_dim(chance, depth - 1), chance.randint(1, 4)
     return chance.choice(
         [
-            lambda: left + right,
-            lambda: left - right,
-            lambda: left * right,
-            lambda: dimension.floordiv(left, number),
-            lambda: dimension.mod(left, number),
-            lambda: dimension.maximum(left, right),
-            lambda: dimension.minimum(left, right),
+            left + right,
+            left - right,
+            left * right,
+            dimension.floordiv(left, number),
+            dimension.mod(left, number),
+            dimension.maximum(left, right),
+            dimension.minimum(left, right),
         ]
-    )()
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))

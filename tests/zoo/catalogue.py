@@ -54,6 +54,7 @@ def make_inputs(specification: dict[str, dict[str, Any]]) -> Inputs:
 def _array(name: str, spec: dict[str, Any]) -> np.ndarray[Any, np.dtype[Any]]:
     random = np.random.default_rng(zlib.crc32(name.encode()))
     shape = tuple(spec["shape"])
+    values: Any
     match spec["gen"]:
         case "normal":
             values = random.standard_normal(shape)
