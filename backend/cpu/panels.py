@@ -47,6 +47,9 @@ from aot.dtypes import DType
 from aot.expr import Expr
 from aot.kernel import Kernel
 
+WEIGHTS_DISTANCE = 1.5
+"""How much longer a byte of weights takes than one of activations: it comes from main memory, or might."""
+
 MOST_FORMS = 8
 """Tile forms up to which the epilogue is written behind each of them."""
 
@@ -289,7 +292,15 @@ class _Emitter:
             return 0
         if isinstance(weights, int) and weights <= CACHE_BYTES // 2:
             return 1
-        return max(CACHE_BYTES // per_block, 1)
+        chunk = max(CACHE_BYTES // per_block, 1)
+        if not isinstance(outer, int) or not isinstance(weights, int):
+            return 4 * chunk
+        # All rows at once read A once per panel group; chunks read the weights, which are farther away, once each.
+        rows_bytes = outer * (per_block // tallest)
+        groups = len(self.groups(self.classes[-1]))
+        whole = groups * rows_bytes + WEIGHTS_DISTANCE * weights
+        parts = rows_bytes + WEIGHTS_DISTANCE * weights * -(-outer // (chunk * tallest))
+        return 0 if whole <= parts else chunk
 
     # The loops.
 
