@@ -464,6 +464,27 @@ def evaluate(dim: Dim, values: Mapping[str, int]) -> int:
     return result
 
 
+TYPICAL_EXTENT = 128
+"""What an open symbol is taken to be where a number is needed to compare costs or choose an order."""
+
+
+def typical_extent(symbol: Symbol) -> int:
+    """A plausible value of a symbol: TYPICAL_EXTENT, or the nearest that its bounds and divisor allow."""
+    value = max(symbol.lo, TYPICAL_EXTENT)
+    if symbol.hi is not None:
+        value = min(value, symbol.hi)
+    multiple = value - value % symbol.divisor
+    return multiple if multiple >= symbol.lo else multiple + symbol.divisor
+
+
+@lru_cache(maxsize=1 << 16)
+def typical(dim: Dim) -> int:
+    """The dimension at typical extents, for cost models and tie-breaks only."""
+    result = substitute(dim, typical_extent)
+    assert isinstance(result, int)
+    return result
+
+
 # Text. `parse_dim` reads what `str` prints.
 
 

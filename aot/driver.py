@@ -14,6 +14,7 @@ from aot.artifacts import Artifact
 from aot.assemble import Assembled, assemble
 from aot.backend import BACKENDS
 from aot.backend.base import Backend
+from aot.dims import typical
 from aot.errors import TargetError
 from aot.ir import Graph
 from aot.offsets import DEFAULT_NODE_BUDGET
@@ -23,7 +24,7 @@ from aot.pipeline import CORE_PASSES, TARGET_PASSES
 from aot.program import Program
 from aot.target import Target
 from aot.text import print_graph
-from aot.views import VIEW_OPS, representative
+from aot.views import VIEW_OPS
 
 Progress = Callable[[str, str], None]
 """Told (stage, detail) as work goes on."""
@@ -164,13 +165,13 @@ def _variants(options: CompileOptions) -> Iterator[tuple[str, CompileOptions]]:
 def figures(source: Graph, core: Graph, ordered: Graph, assembled: Assembled) -> dict[str, Any]:
     """The numbers of a build: ops, kernels, bytes at a typical shape, memory."""
     moved_before = sum(
-        representative(value.type.bytes)
+        typical(value.type.bytes)
         for node in core.nodes
         if node.op not in VIEW_OPS
         for value in (*node.operands, *node.outputs)
     )
     kernels = [node for node in ordered.nodes if node.op == "kernel"]
-    moved_after = sum(representative(v.type.bytes) for node in kernels for v in (*node.operands, *node.outputs))
+    moved_after = sum(typical(v.type.bytes) for node in kernels for v in (*node.operands, *node.outputs))
     by_kind: dict[str, int] = {}
     for node in kernels:
         by_kind[str(node.attrs["kind"])] = by_kind.get(str(node.attrs["kind"]), 0) + 1
@@ -182,8 +183,8 @@ def figures(source: Graph, core: Graph, ordered: Graph, assembled: Assembled) ->
         "kernels_by_kind": dict(sorted(by_kind.items())),
         "bytes_moved_unfused": moved_before,
         "bytes_moved_fused": moved_after,
-        "peak_bytes": representative(assembled.program.peak_bytes),
-        "lower_bound_bytes": representative(assembled.program.lower_bound_bytes),
+        "peak_bytes": typical(assembled.program.peak_bytes),
+        "lower_bound_bytes": typical(assembled.program.lower_bound_bytes),
         "planner": assembled.program.planner,
         "weights_bytes": sum(source.const.bytes for source in assembled.program.sources),
     }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aot.dims import Dim, Symbol, evaluate, symbols_of
+from aot.dims import Dim, evaluate, symbols_of, typical_extent
 from aot.errors import CompilerError
 from aot.offset_search import search
 
@@ -29,8 +29,6 @@ SEARCH_BLOCKS = 1_000
 GREEDY_BLOCKS = 30_000
 # Sizes must sum below this, so that no offset leaves int64.
 LARGEST_SUM_BYTES = 1 << 61
-# What an open symbol is taken to be when an order has to be chosen.
-TYPICAL_EXTENT = 128
 ALIGNMENT_BYTES = 64
 
 Ints = NDArray[np.int64]
@@ -142,14 +140,14 @@ def place_symbolic(
 ) -> SymbolicPlacement:
     """Orders blocks of symbolic sizes so that no value of the symbols lets two live blocks share bytes.
 
-    The blocks are placed at a representative point (`values` by symbol name; a missing one is `representative` of the
+    The blocks are placed at a representative point (`values` by symbol name; a missing one is `typical_extent` of the
     symbol) and each then sits on the conflicting blocks that were under it there. At that point the plan is as good as
     `place` makes it; elsewhere it is safe. Ends are rounded up to 64 bytes, as the runtime does. Raises as `place`.
     """
     known = dict(values or {})
     for block in blocks:
         for symbol in symbols_of(block.size_bytes):
-            known.setdefault(symbol.name, representative(symbol))
+            known.setdefault(symbol.name, typical_extent(symbol))
     # An empty block still needs its place in the order, since it may not be empty at another point.
     sizes = tuple(max(_round_up(evaluate(block.size_bytes, known)), ALIGNMENT_BYTES) for block in blocks)
     static = [Block(b.start, b.end, size, b.name) for b, size in zip(blocks, sizes, strict=True)]
@@ -208,15 +206,6 @@ def check_symbolic(blocks: Sequence[Block], order: Sequence[int], below: Sequenc
 def offsets_at(blocks: Sequence[Block], placement: SymbolicPlacement, values: Mapping[str, int]) -> tuple[int, ...]:
     """The offsets, by block number, that the runtime computes for these values of the symbols."""
     return _stack(placement.order, placement.below, [_round_up(evaluate(b.size_bytes, values)) for b in blocks])
-
-
-def representative(symbol: Symbol) -> int:
-    """A plausible value of a symbol: 128 where its bounds and divisor allow, otherwise the nearest they do."""
-    value = max(symbol.lo, TYPICAL_EXTENT)
-    if symbol.hi is not None:
-        value = min(value, symbol.hi)
-    multiple = value - value % symbol.divisor
-    return multiple if multiple >= symbol.lo else multiple + symbol.divisor
 
 
 def _stack(order: Sequence[int], below: Sequence[Sequence[int]], sizes: Sequence[int]) -> tuple[int, ...]:

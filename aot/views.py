@@ -1,7 +1,4 @@
-"""Which VIEW nodes move no bytes: the strides and offset of a view of a tensor with a given layout.
-
-Also the numbers that cost models use for symbolic extents (`representative`).
-"""
+"""Which VIEW nodes move no bytes: the strides and offset of a view of a tensor with a given layout."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aot import dims as dimension
-from aot.dims import Dim, Symbol
+from aot.dims import Dim, typical
 from aot.ir import Layout, Node, TensorType
 from aot.ops.helpers import dims_attr, ints_attr
 
@@ -108,7 +105,7 @@ def layout_of(shape: Sequence[Dim], strides: Sequence[Dim]) -> Layout:
     order = tuple(
         sorted(
             range(len(shape)),
-            key=lambda axis: (-representative(strides[axis]), -representative(shape[axis]) == -1, axis),
+            key=lambda axis: (-typical(strides[axis]), -typical(shape[axis]) == -1, axis),
         )
     )
     for candidate in dict.fromkeys((tuple(range(len(shape))), order)):
@@ -126,22 +123,3 @@ def dense_strides(shape: Sequence[Dim], order: Sequence[int]) -> tuple[Dim, ...]
         result[axis] = step
         step = step * shape[axis]
     return tuple(result)
-
-
-_TYPICAL = 96
-"""What an unbounded symbol is taken to be where a number is needed; not a power of two, so that
-different products of symbols rarely look alike."""
-
-
-def representative(dim: Dim) -> int:
-    """A typical value of a dimension, for cost models and tie-breaks only."""
-    if isinstance(dim, int):
-        return dim
-
-    def typical(symbol: Symbol) -> Dim:
-        value = max(symbol.lo, _TYPICAL if symbol.hi is None else min(symbol.hi, _TYPICAL))
-        return -(-value // symbol.divisor) * symbol.divisor
-
-    result = dimension.substitute(dim, typical)
-    assert isinstance(result, int)
-    return result

@@ -192,10 +192,11 @@ def build_facts(model: Path, path: Path, artifact: Any, external: str) -> list[t
 
 def typical_shape(artifact: Any) -> list[tuple[str, str]]:
     """Which shape the byte counts are for, where shapes are open."""
-    from aot.views import representative
+
+    from aot.dims import typical
 
     symbols = {symbol.name: symbol for program in artifact.programs for symbol in program.symbols}
-    shape = ", ".join(f"{name}={representative(symbol.dim)}" for name, symbol in symbols.items())
+    shape = ", ".join(f"{name}={typical(symbol.dim)}" for name, symbol in symbols.items())
     return [("figures", f"moved and memory are for {shape}")] if shape else []
 
 

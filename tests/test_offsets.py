@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aot.dims import Symbol, ceildiv, evaluate, maximum
+from aot.dims import Symbol, ceildiv, evaluate, maximum, typical_extent
 from aot.errors import CompilerError
 from aot.offset_search import search
 from aot.offsets import (
@@ -24,7 +24,6 @@ from aot.offsets import (
     offsets_at,
     place,
     place_symbolic,
-    representative,
 )
 
 INSTANCES = sorted((Path(__file__).parent.parent / "benchmarks" / "minimalloc").glob("*.csv"))
@@ -335,13 +334,13 @@ class TestSymbolic:
         placement = place_symbolic([])
         assert (placement.order, placement.below, placement.peak_bytes, placement.proved) == ((), (), 0, True)
 
-    def test_representative(self) -> None:
-        assert representative(Symbol("n")) == 128
-        assert representative(Symbol("n", lo=300)) == 300
-        assert representative(Symbol("n", hi=16)) == 16
-        assert representative(Symbol("n", lo=0, hi=0)) == 0
-        assert representative(Symbol("n", lo=7, divisor=7)) == 126
-        assert representative(Symbol("n", lo=130, divisor=4)) == 132
+    def test_typical_extents(self) -> None:
+        assert typical_extent(Symbol("n")) == 128
+        assert typical_extent(Symbol("n", lo=300)) == 300
+        assert typical_extent(Symbol("n", hi=16)) == 16
+        assert typical_extent(Symbol("n", lo=0, hi=0)) == 0
+        assert typical_extent(Symbol("n", lo=7, divisor=7)) == 126
+        assert typical_extent(Symbol("n", lo=130, divisor=4)) == 132
 
     def test_the_checker_names_an_unordered_pair(self) -> None:
         blocks = [Block(0, 2, 64, "a"), Block(1, 3, 64, "b"), Block(2, 4, 64, "c")]

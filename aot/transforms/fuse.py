@@ -16,13 +16,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from aot.dims import Dim
+from aot.dims import Dim, typical
 from aot.ir import ROW_MAJOR, Const, Graph, Level, Node, Value, live
 from aot.lower import POOLS, ROOT_OPS
 from aot.ops import OPS, Kind
 from aot.ops.helpers import int_attr, ints_attr
 from aot.passes import Context, transform
-from aot.views import VIEW_OPS, representative
+from aot.views import VIEW_OPS
 
 GENERATORS = frozenset({"iota", "dim_tensor"})
 """Ops without operands: cloned into every consumer, since an index is cheaper than a load."""
@@ -202,13 +202,13 @@ class _Fuser:
         """Microseconds that the merge saves in the model; negative when recomputation costs more."""
         saved = self.launch_us
         for value in self._between(producer, consumer):
-            size = representative(value.type.bytes)
+            size = typical(value.type.bytes)
             saved += size / self.bytes_per_us
             if not self._read_elsewhere(value, producer, consumer):
                 saved += size / self.bytes_per_us
-        points = representative(_product(consumer.domain))
+        points = typical(_product(consumer.domain))
         for node in producer.nodes:
-            own = representative(node.outputs[0].type.elements)
+            own = typical(node.outputs[0].type.elements)
             if points > own and producer.root is None and producer.reduced is None:
                 saved -= (points - own) * OPS[node.op].cost_flops / self.flops_per_us
         return saved
@@ -385,7 +385,7 @@ class _Fuser:
                     operands.append(inputs.setdefault(value, fresh))
             body.append(replace(node, inputs=tuple(operands), outputs=tuple(inside[v] for v in node.outputs)))
         exported = [v for node in cluster.nodes for v in node.outputs if self._read_elsewhere(v, cluster)]
-        exported.sort(key=lambda v: -representative(v.type.elements))
+        exported.sort(key=lambda v: -typical(v.type.elements))
         locs = tuple(dict.fromkeys(loc for node in cluster.nodes for loc in node.locs))
         kind = _kind_name(cluster)
         base = _identifier(f"{kind}_{cluster.nodes[-1].locs[-1] if cluster.nodes[-1].locs else cluster.nodes[-1].op}")
@@ -441,7 +441,7 @@ def _fits(shape: tuple[Dim, ...], domain: tuple[Dim, ...]) -> bool:
 
 
 def _larger(left: tuple[Dim, ...], right: tuple[Dim, ...]) -> bool:
-    return representative(_product(left)) > representative(_product(right))
+    return typical(_product(left)) > typical(_product(right))
 
 
 def _product(shape: Sequence[Dim]) -> Dim:

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aot.dims import Dim
+from aot.dims import Dim, typical
 from aot.ir import Graph, Layout, Level, Node, Value
 from aot.ops import OPS, Kind
 from aot.ops.helpers import int_attr, ints_attr
 from aot.passes import Context, transform
-from aot.views import VIEW_OPS, representative, view_of
+from aot.views import VIEW_OPS, view_of
 
 Order = tuple[int, ...]
 Halo = tuple[tuple[int, int], ...]
@@ -164,7 +164,7 @@ class _Assigner:
             return tuple(kept.index(axis) for axis in source.type.order if axis in kept)
         if node.op in ("gather", "gather_nd") or not followed:
             return wish
-        leader = max(followed, key=lambda v: representative(v.type.elements))
+        leader = max(followed, key=lambda v: typical(v.type.elements))
         if weight == 3 and leader in self.fixed:
             return wish  # the bytes pass through here anyway: leave them as the window wants them
         return leader.type.order

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aot.dims import typical
 from aot.ir import Graph, Level, Value
 from aot.passes import Context, transform
 from aot.storage import slots
-from aot.views import representative
 
 _BEAM = 16
 _MAX_UNITS = 1500
@@ -68,7 +68,7 @@ class _Units:
             self.reads.append({place[value].root for value in node.operands} - fixed)
             self.needs.append({made[value] for value in node.operands if value in made})
             for root in roots - fixed:
-                self.size[root] = representative(root.type.storage_bytes)
+                self.size[root] = typical(root.type.storage_bytes)
         self.touching: dict[Value, set[int]] = {}
         for number in range(len(graph.nodes)):
             for root in self.writes[number] | self.reads[number]:

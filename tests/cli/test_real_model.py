@@ -126,14 +126,14 @@ def test_opt_is_the_build_step_by_step(folder: Path) -> None:
 
 
 def test_opt_on_a_model(folder: Path) -> None:
-    result = invoke("opt", MODEL, "--until", "dedupe", "--dump-after-all", folder / "opt", "-o", folder / "core.air")
+    result = invoke("opt", MODEL, "--until", "decompose", "--dump-after-all", folder / "opt", "-o", folder / "core.air")
     assert "normalize: " in result.stderr
     assert parse_graph((folder / "core.air").read_text()).nodes
     assert sorted((folder / "opt").iterdir())
     listed = document("opt", "--list")
     assert listed[0]["takes"] == "core" and any(row["gives"] == "ordered" for row in listed)
-    nothing = document("opt", MODEL, "--until", "dedupe", "--bisect", 0)
-    some = document("opt", MODEL, "--until", "dedupe", "--bisect", 3)
+    nothing = document("opt", MODEL, "--until", "decompose", "--bisect", 0)
+    some = document("opt", MODEL, "--until", "decompose", "--bisect", 3)
     assert sum(nothing["rewrites"].values()) == 0 and sum(some["rewrites"].values()) == 3
 
 
