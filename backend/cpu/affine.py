@@ -106,3 +106,34 @@ def axes_in(exprs: Iterable[Expr]) -> frozenset[int]:
             found.add(node.payload)
         stack.extend(node.args)
     return frozenset(found)
+
+
+_AS_SUM = {"ge": (1, 0), "gt": (1, -1), "le": (-1, 0), "lt": (-1, -1)}
+
+
+def lane_limits(guard: Expr, number: int) -> tuple[list[Affine], list[Expr]] | None:
+    """A condition as limits along an axis: it holds where every sum is >= 0 and every expression is true.
+
+    The sums have a known integer coefficient on the axis; the expressions do not depend on it. None
+    where the condition is not of that form.
+    """
+    sums: list[Affine] = []
+    uniform: list[Expr] = []
+    stack = [guard]
+    while stack:
+        node = stack.pop()
+        if number not in axes_in([node]):
+            uniform.append(node)
+        elif node.op == "and":
+            stack.extend(node.args)
+        elif node.op in _AS_SUM and node.args[0].dtype == I64:
+            sign, shift = _AS_SUM[node.op]
+            difference = affine_of((node.args[0] - node.args[1]) * sign + shift)
+            if not isinstance(difference.coefficients.get(number), int):
+                return None
+            if number in axes_in(term for term, _ in difference.rest):
+                return None
+            sums.append(difference)
+        else:
+            return None
+    return sums, uniform

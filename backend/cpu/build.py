@@ -84,6 +84,12 @@ class Compiler:
     version: str
     flags: tuple[str, ...]
 
+    def isa_flags(self, isa: Isa) -> tuple[str, ...]:
+        """The flags of an instruction set; zig writes its names with underscores."""
+        if not self.version.startswith("zig"):
+            return isa.flags
+        return tuple(flag.replace("x86-64-", "x86_64_") for flag in isa.flags)
+
 
 def find_compiler(requested: str = "") -> Compiler:
     """The compiler to use: the requested command, else cc, gcc, clang, else the ziglang package.
@@ -151,13 +157,13 @@ def build(
             if path.parent != work:
                 (work / f"{number}.o").write_bytes(path.read_bytes())
         (work / "objects").write_text("\n".join(f"{number}.o" for number in range(len(objects))))
-        command = [*compiler.command, *LINK_FLAGS, *isa.flags, "-o", "kernels.so", "@objects"]
+        command = [*compiler.command, *LINK_FLAGS, *compiler.isa_flags(isa), "-o", "kernels.so", "@objects"]
         _run(command, "", "linking the kernels", work)
         return (work / "kernels.so").read_bytes()
 
 
 def _object(symbol: str, source: str, isa: Isa, compiler: Compiler, cache_dir: Path | None, path: Path) -> Path:
-    flags = [*FLAGS, *compiler.flags, *isa.flags]
+    flags = [*FLAGS, *compiler.flags, *compiler.isa_flags(isa)]
     key = hashlib.sha256("\0".join([compiler.version, *flags, symbol, source]).encode()).hexdigest()
     cached = None if cache_dir is None else cache_dir / "cpu" / key[:2] / f"{key}.o"
     if cached is not None and cached.exists():

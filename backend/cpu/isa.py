@@ -40,7 +40,7 @@ V3 = Isa(
     "x86-64-v3",
     8,
     16,
-    ("-march=x86-64-v3", "-mtune=generic"),
+    ("-march=x86-64-v3",),
     frozenset({"avx2", "fma", "f16c"}),
     {
         "lanes": 8,
@@ -55,7 +55,7 @@ V4 = Isa(
     "x86-64-v4",
     16,
     32,
-    ("-march=x86-64-v4", "-mtune=generic", "-mprefer-vector-width=512"),
+    ("-march=x86-64-v4", "-mprefer-vector-width=512"),
     frozenset({"avx2", "fma", "f16c", "avx512"}),
     {
         "lanes": 16,

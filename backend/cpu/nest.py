@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from aot.backend.cpu.affine import Affine, affine_of, flat_offset
+from aot.backend.cpu.affine import Affine, affine_of, flat_offset, lane_limits
 from aot.dims import Dim
 from aot.dtypes import I64
 from aot.expr import Expr, axis, const, walk
@@ -268,7 +268,7 @@ def lane_cost(kernel: Kernel, loads: Iterable[Expr], stores: Iterable[Store], nu
         guard = load.args[1] if len(load.args) > 1 else None
         cost += _access_cost(affine_of(load.args[0]), number)
         if guard is not None and number in free_axes(guard):
-            cost += 3 * lanes
+            cost += 2 if lane_limits(guard, number) is not None else 3 * lanes
     for store in stores:
         cost += _access_cost(affine_of(store.indices[0]), number) * 1.2
     return cost / (lanes * used)

@@ -88,6 +88,10 @@ def _memory(isa: Isa) -> str:
         out.append(f"static void store_{name}({name} *p, v_{name} v) {{ *(m_{name} *)p = v; }}\n")
         out.append(_partial(isa, name, width))
     out.append("static v_i32 first_bool(i64 n) { return iota_i32(0) < splat_i32((i32)n); }\n")
+    out.append(
+        "static v_i32 range_bool(i64 lo, i64 hi) {\n"
+        "  return (iota_i32(0) >= splat_i32((i32)lo)) & (iota_i32(0) < splat_i32((i32)hi)); }\n"
+    )
     out.append("static v_i32 splat_bool(i32 x) { return -x - (v_i32){}; }\n")
     # Truth values: bytes 0 and 1 in memory; any other byte counts as true.
     out.append("static i32 get_bool(const u8 *p) { return *p != 0; }\n")
@@ -96,6 +100,7 @@ def _memory(isa: Isa) -> str:
     out.append("static v_u8 bytes_bool(v_i32 m) { return __builtin_convertvector(m & 1, v_u8); }\n")
     out.append("static v_i32 load_bool(const u8 *p) { return mask_bool(load_u8(p)); }\n")
     out.append("static v_i32 loadn_bool(const u8 *p, i64 n) { return mask_bool(loadn_u8(p, n)); }\n")
+    out.append("static v_i32 loadr_bool(const u8 *p, i64 lo, i64 hi) { return mask_bool(loadr_u8(p, lo, hi)); }\n")
     out.append("static void store_bool(u8 *p, v_i32 m) { store_u8(p, bytes_bool(m)); }\n")
     out.append("static void storen_bool(u8 *p, v_i32 m, i64 n) { storen_u8(p, bytes_bool(m), n); }\n")
     constraint = "v" if isa.is_wide else "x"
@@ -113,6 +118,8 @@ def _memory(isa: Isa) -> str:
         out.append(
             f"static v_f32 load_{name}(const u16 *p) {{ return widen_{name}(load_u16(p)); }}\n"
             f"static v_f32 loadn_{name}(const u16 *p, i64 n) {{ return widen_{name}(loadn_u16(p, n)); }}\n"
+            f"static v_f32 loadr_{name}(const u16 *p, i64 lo, i64 hi) {{\n"
+            f"  return widen_{name}(loadr_u16(p, lo, hi)); }}\n"
             f"static void store_{name}(u16 *p, v_f32 v) {{ store_u16(p, narrow_{name}(v)); }}\n"
             f"static void storen_{name}(u16 *p, v_f32 v, i64 n) {{ storen_u16(p, narrow_{name}(v), n); }}\n"
             f"static v_f32 round_{name}(v_f32 v) {{ return widen_{name}(narrow_{name}(v)); }}\n"
@@ -135,26 +142,28 @@ def _memory(isa: Isa) -> str:
 
 
 def _partial(isa: Isa, name: str, width: int) -> str:
-    """loadn and storen. Lanes from n on read as zero and are not written."""
-    load = f"static v_{name} loadn_{name}(const {name} *p, i64 n) {{ "
+    """loadr: only lanes lo to hi (exclusive) are read, the others are zero; loadn: from 0 to n. storen alike."""
+    load = f"static v_{name} loadr_{name}(const {name} *p, i64 lo, i64 hi) {{ "
+    whole = f"static v_{name} loadn_{name}(const {name} *p, i64 n) {{ return loadr_{name}(p, 0, n); }}\n"
+    range_ = "((1u << hi) - 1) & ~((1u << lo) - 1)"
     store = f"static void storen_{name}({name} *p, v_{name} v, i64 n) {{ "
     if isa.is_wide:
         move = {1: "vmovdqu8", 2: "vmovdqu16", 4: "vmovups", 8: "vmovupd"}[width]
         if width < 8:
             return (
                 f'{load}v_{name} r;\n  __asm__("{move} %1, %0%{{%2%}}%{{z%}}" : "=v"(r) : "m"(*(const m_{name} *)p),'
-                f' "Yk"((u16)((1u << n) - 1)));\n  return r; }}\n'
+                f' "Yk"((u16)({range_})));\n  return r; }}\n{whole}'
                 f'{store}\n  __asm__("{move} %1, %0%{{%2%}}" : "+m"(*(m_{name} *)p) : "v"(v),'
                 f' "Yk"((u16)((1u << n) - 1))); }}\n'
             )
         return (
-            f"{load}hh_{name} r; const u32 k = (1u << n) - 1;\n"
+            f"{load}hh_{name} r; const u32 k = {range_};\n"
             + "".join(
                 f'  __asm__("{move} %1, %0%{{%2%}}%{{z%}}" : "=v"(r.h[{i}]) : "m"(*(const hm_{name} *)(p + {8 * i})),'
                 f' "Yk"((u8)(k >> {8 * i})));\n'
                 for i in range(2)
             )
-            + "  return r.v; }\n"
+            + f"  return r.v; }}\n{whole}"
             + f"{store}hh_{name} r; r.v = v; const u32 k = (1u << n) - 1;\n"
             + "".join(
                 f'  __asm__("{move} %1, %0%{{%2%}}" : "+m"(*(hm_{name} *)(p + {8 * i})) : "v"(r.h[{i}]),'
@@ -165,14 +174,15 @@ def _partial(isa: Isa, name: str, width: int) -> str:
         )
     if width == 4:
         return (
-            f"{load}v_{name} r; const v_i32 k = iota_i32(0) < (i32)n;\n"
+            f"{load}v_{name} r; const v_i32 k = (iota_i32(0) < (i32)hi) & (iota_i32(0) >= (i32)lo);\n"
             f'  __asm__("vmaskmovps %1, %2, %0" : "=x"(r) : "m"(*(const m_{name} *)p), "x"(k));\n  return r; }}\n'
+            f"{whole}"
             f"{store}const v_i32 k = iota_i32(0) < (i32)n;\n"
             f'  __asm__("vmaskmovps %1, %2, %0" : "+m"(*(m_{name} *)p) : "x"(v), "x"(k)); }}\n'
         )
     return (
         f"{load}union {{ v_{name} v; {name} a[{isa.lanes}]; }} r; r.v = (v_{name}){{}};\n"
-        f"  for (i64 i = 0; i < n; i++) r.a[i] = p[i];\n  return r.v; }}\n"
+        f"  for (i64 i = lo; i < hi; i++) r.a[i] = p[i];\n  return r.v; }}\n{whole}"
         f"{store}union {{ v_{name} v; {name} a[{isa.lanes}]; }} r; r.v = v;\n"
         f"  for (i64 i = 0; i < n; i++) p[i] = r.a[i]; }}\n"
     )

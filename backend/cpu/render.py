@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from aot.backend.cpu.affine import Affine, flat_offset
+from aot.backend.cpu.affine import Affine, flat_offset, lane_limits
 from aot.backend.cpu.code import Code, DimTable, literal, memory_type, register_dtype, register_type, vector_type
 from aot.backend.cpu.functions import get, lane, put, scalar_call, splat, vector_call
 from aot.backend.cpu.isa import Isa
 from aot.dims import Dim
-from aot.dtypes import DType
+from aot.dtypes import I64, DType
 from aot.errors import CompilerError
 from aot.expr import Expr, cast
 from aot.kernel import Kernel, Store
@@ -125,6 +125,7 @@ class Scope:
         self._bound: dict[Expr, str] = dict(values)
         self._done: dict[Expr, str] = {}
         self._levels: dict[Expr, int] = {}
+        self._ranges: dict[Expr, tuple[str, str]] = {}
 
     # What depends on what.
 
@@ -219,10 +220,20 @@ class Scope:
             return self._load(expr)
         if expr.op in ("reduce", "arg"):
             raise CompilerError(f"{self.renderer.kernel.name}: {expr.op} has no value here")
+        if self.vector is not None and expr.op in ("and", "ge", "gt", "le", "lt") and self._is_index_test(expr):
+            limits = self._limits(expr)
+            if limits is not None:
+                return self.define(expr, f"range_bool({limits[0]}, {limits[1]})")
         operands = [self.value(a) for a in expr.args]
         if self.vector is None:
             return self.define(expr, scalar_call(expr, operands))
         return self.define(expr, vector_call(expr, operands))
+
+    def _is_index_test(self, expr: Expr) -> bool:
+        """Whether a condition on lanes is made of comparisons of index arithmetic, without loads along the lanes."""
+        if expr.op == "and":
+            return all(self.level(a) < self.depth or self._is_index_test(a) for a in expr.args)
+        return expr.op in ("ge", "gt", "le", "lt") and expr.args[0].dtype == I64
 
     # Memory.
 
@@ -273,8 +284,11 @@ class Scope:
             guard = None
         if self.vector is not None:
             stride = self.lane_stride(offset)
-            if stride is None or (guard is not None and self.level(guard) >= self.depth):
+            if stride is None:
                 return self._lanes(expr)
+            if guard is not None and self.level(guard) >= self.depth:
+                limits = self._limits(guard)
+                return self._lanes(expr) if limits is None else self._between(expr, *limits, offset, stride)
             if guard is None:
                 return self.define(expr, self._block(expr, self.offset_text(offset), stride))
         if guard is not None:
@@ -294,6 +308,60 @@ class Scope:
             return splat(expr.dtype, get(expr.dtype, pointer, place))
         count = self.count or str(self.renderer.isa.lanes)
         return f"gather_{name}({pointer} + {place}, {self.renderer.dims.text(stride)}, {count})"
+
+    def _limits(self, guard: Expr) -> tuple[str, str] | None:
+        """The first lane and the end of the lanes where a condition holds, as C names; None if it has no such form."""
+        assert self.vector is not None
+        if guard in self._ranges:
+            return self._ranges[guard]
+        found = lane_limits(guard, self.vector)
+        if found is None:
+            return None
+        sums, uniform = found
+        scalar = self._scalar()
+        conditions = [scalar.value(condition) for condition in uniform]
+        texts = [(limit.coefficients[self.vector], self.offset_text(limit)) for limit in sums]
+        low, high = self.renderer.name("lo"), self.renderer.name("hi")
+        whole = self.count or str(self.renderer.isa.lanes)
+        self.code.line(f"i64 {low} = 0, {high} = {' && '.join(conditions)} ? {whole} : 0;" if conditions else
+                       f"i64 {low} = 0, {high} = {whole};")  # fmt: skip
+        for step, text in texts:
+            assert isinstance(step, int)
+            edge = text if abs(step) == 1 else f"floordiv_i64({text}, {abs(step)})"
+            if step > 0:
+                self.code.line(f"if (-({edge}) > {low}) {low} = -({edge});")
+            else:
+                self.code.line(f"if ({edge} + 1 < {high}) {high} = {edge} + 1;")
+        self.code.line(f"if ({high} < 0) {high} = 0;")
+        self.code.line(f"if ({low} > {high}) {low} = {high};")
+        self._ranges[guard] = low, high
+        return low, high
+
+    def _between(self, expr: Expr, low: str, high: str, offset: Affine, stride: Dim) -> str:
+        """A load of the lanes between two limits; the others have the fill value."""
+        rank = self.renderer.kernel.inputs[expr.payload].type.rank
+        fill = self.value(expr.args[rank + 1])
+        name, dtype = self.renderer.name(), expr.dtype
+        held = "bool" if dtype.is_bool else register_type(dtype)
+        lanes = self.renderer.isa.lanes
+        self.code.line(f"{self.type_of(dtype)} {name} = {fill};")
+        with self.code.block(f"if ({low} < {high})"):
+            branch = Scope(self.renderer, self.code, {}, None, None, {}, {}, self._scalar(), is_branch=True)
+            pointer, place = f"p{expr.payload}", self._with_lane(offset, branch)
+            chosen = f"select_{held}(range_bool({low}, {high}), {{}}, {fill})"
+            if stride == 1:
+                part = chosen.format(f"loadr_{dtype.name}({pointer} + {place}, {low}, {high})")
+                self.code.line(f"if ({high} - {low} == {lanes}) {name} = load_{dtype.name}({pointer} + {place});")
+                self.code.line(f"else {name} = {part};")
+            elif stride == 0:
+                self.code.line(f"{name} = {chosen.format(splat(dtype, get(dtype, pointer, place)))};")
+            else:
+                step = self.renderer.dims.text(stride)
+                text = get(dtype, pointer, f"({place} + l * {step})")
+                self.code.line(
+                    f"for (i64 l = {low}; l < {high}; l++) {name}[l] = {f'-({text})' if dtype.is_bool else text};"
+                )
+        return name
 
     def _guarded(self, expr: Expr, guard: Expr, fill: Expr, offset: Affine) -> str:
         """A load under a condition that all lanes share; nothing is read where it fails."""
