@@ -13,6 +13,7 @@ from aot import dims as dimension
 from aot.backend.base import Emitted, PackedOperand
 from aot.backend.cpu.code import Code, DimTable, memory_type, register_dtype
 from aot.backend.cpu.frame import Epilogue, bytes_moved, kernel_body, thread_share, zero_halos
+from aot.backend.cpu.functions import get
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.render import Renderer, Scope
 from aot.backend.cpu.tile import PANEL, split
@@ -64,7 +65,8 @@ class _Depthwise:
         self.dims = DimTable()
         self.dtype = register_dtype(root.accumulate).name
         self.element = memory_type(self.x.dtype)
-        if memory_type(root.accumulate) != self.element:
+        self.summed = memory_type(root.accumulate)
+        if register_dtype(self.x.dtype) != register_dtype(root.accumulate):
             raise CompilerError(f"{kernel.name}: a convolution of {self.x.dtype} with sums in {root.accumulate}")
         registers = isa.registers // max(isa.lanes * root.accumulate.itemsize_bytes // isa.vector_bytes, 1)
         self.pixels = max(min(registers // 2 - 4 if isa.registers > 16 else registers // 4, 8), 2)
@@ -122,7 +124,7 @@ class _Depthwise:
             if self.multiplier == 1:
                 terms.append(f"c * {dims.text(strides[1])}")
             code.line(f"const {self.element} *const x = p{root.x} + {' + '.join(terms)};")
-            code.line(f"const {self.element} *const w = (const {self.element} *)p{root.w} + c;")
+            code.line(f"const {self.summed} *const w = (const {self.summed} *)p{root.w} + c;")
             scope = renderer.scope(axes, code=code)
             epilogue = Epilogue(renderer, 1)
             if self.outputs >= lanes:
@@ -154,7 +156,7 @@ class _Depthwise:
         if self.multiplier > 1:
             code.line(f"v_{self.dtype} {name} = {{}};")
             channel = f"(c + l) / {self.multiplier} * {self.dims.text(stride)}"
-            code.line(f"for (i64 l = 0; l < {valid}; l++) {name}[l] = ({place})[{channel}];")
+            code.line(f"for (i64 l = 0; l < {valid}; l++) {name}[l] = {get(self.x.dtype, f'({place})', channel)};")
         elif stride != 1:
             code.line(f"const v_{self.dtype} {name} = gather_{type_}({place}, {self.dims.text(stride)}, {valid});")
         elif count is None:
@@ -170,9 +172,8 @@ class _Depthwise:
         strides = [dims.text(s) for s in self.x.strides]
         panel = -(-self.outputs // PANEL) * PANEL
         code.line(f"v_{self.dtype} {', '.join(f's{i} = {{}}' for i in range(size))};")
-        code.line(
-            f"const {self.element} *x_row = x + q * {dims.text(root.strides[-1] * self.x.strides[last])}, *w_row = w;"
-        )
+        code.line(f"const {self.element} *const x_row = x + q * {dims.text(root.strides[-1] * self.x.strides[last])};")
+        code.line(f"const {self.summed} *w_row = w;")
         *leading, taps = self.window
         for number, extent in enumerate(leading):
             code.line(f"for (i64 t{number} = 0; t{number} < {extent}; t{number}++)")

@@ -134,6 +134,8 @@ class _Emitter:
         self.dims = DimTable()
         self.element = memory_type(problem.accumulate)
         self.itemsize = problem.accumulate.itemsize_bytes
+        a_dtype = problem.accumulate if problem.a is None else problem.kernel.inputs[problem.a].type.dtype
+        self.a_dtype = None if memory_type(a_dtype) == self.element else a_dtype
         self.panels = problem.panels if isinstance(problem.panels, int) else None
         rows = problem.rows[-1].extent if problem.rows else 1
         row_stride = problem.rows[-1].stride if problem.rows else 0
@@ -191,6 +193,7 @@ class _Emitter:
             panel_stride,
             params=tuple(params),
             used=self.used,
+            a_dtype=self.a_dtype,
         )
 
     def groups(self, row_class: RowClass) -> list[int]:
@@ -408,7 +411,8 @@ class _Emitter:
             slot = f"(block - first) * tallest * {dims.text(self._scratch_stride())}"
             code.line(f"const {self.element} *const a = a_scratch + {slot};")
         else:
-            code.line(f"const {self.element} *const a = p{problem.a} + {a_offset};")
+            element = self.element if self.a_dtype is None else memory_type(self.a_dtype)
+            code.line(f"const {element} *const a = p{problem.a} + {a_offset};")
         panel_elements = f"panel0 * ({dims.text(problem.summed * PANEL)})"
         if problem.packed is not None:
             moved = [

@@ -16,9 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aot import dims as dimension
-from aot.backend.cpu.code import Code
+from aot.backend.cpu.code import Code, memory_type
+from aot.backend.cpu.functions import get
 from aot.backend.cpu.isa import Isa
 from aot.dims import Dim
+from aot.dtypes import DType
 
 PANEL = 16
 """Columns of a panel of packed weights."""
@@ -134,7 +136,8 @@ class Tile:
 
     `loops`: (extent, stride of A) of the summed loops, outermost first; W advances by `step` for each
     innermost iteration. `row_stride`: of A between rows. `panel_stride`: of W between panels.
-    `used`: columns of a panel that are computed, 16, or 8 where a single panel has no more.
+    `used`: columns of a panel that are computed, 16, or 8 where a single panel has no more. `a_dtype`:
+    what A holds, where that is not `element`; it is converted as it is read.
     """
 
     isa: Isa
@@ -146,6 +149,12 @@ class Tile:
     step: str = str(PANEL)
     params: tuple[str, ...] = ()
     used: int = PANEL
+    a_dtype: DType | None = None
+
+    @property
+    def a_element(self) -> str:
+        """The C type of A in memory."""
+        return self.element if self.a_dtype is None else memory_type(self.a_dtype)
 
     @property
     def typedefs(self) -> list[str]:
@@ -192,7 +201,7 @@ class Tile:
             return
         starts = ["a0"] if fixed_rows else [f"a{i}" for i in range(rows)]
         for i, start in enumerate(starts):
-            code.line(f"const {self.element} *{start} = {a}{f' + {i} * ({self.row_stride})' if i else ''};")
+            code.line(f"const {self.a_element} *{start} = {a}{f' + {i} * ({self.row_stride})' if i else ''};")
         each = self.used // self.lanes
         if extent.isdigit() and int(extent) <= UNROLLED:
             code.line(f"#pragma GCC unroll {extent}")
@@ -209,7 +218,8 @@ class Tile:
                     blocks.append(block)
                     code.line(f"const tile_v {block} = *(const tile_u *)({base} + {h * self.lanes});")
             for i in range(rows):
-                place = f"a0[{i * int(self.row_stride)}]" if fixed_rows else f"*a{i}"
+                pointer, offset = ("a0", str(i * int(self.row_stride))) if fixed_rows else (f"a{i}", "0")
+                place = f"{pointer}[{offset}]" if self.a_dtype is None else get(self.a_dtype, pointer, offset)
                 sums = " ".join(f"{name} += x * {block};" for name, block in zip(names[i], blocks, strict=True))
                 code.line(f"{{ const {self.element} x = {place}; {sums} }}")
             moves = [f"{start} += {stride};" for start in starts]
@@ -220,7 +230,7 @@ class Tile:
         """A static function name(a, w, c, c_stride, params…) that computes a tile into memory at c."""
         code = Code()
         params = "".join(f", const i64 {p}" for p in self.params)
-        operands = ", ".join(f"const {self.element} *restrict {operand}" for operand in "aw")
+        operands = f"const {self.a_element} *restrict a, const {self.element} *restrict w"
         head = f"static __attribute__((noinline)) void {name}({operands}"
         with code.block(f"{head}, {self.element} *restrict c, const i64 c_stride{params})"):
             names = self.body(code, rows, panels)

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from aot import dims as dimension
 from aot import expr
 from aot.backend.base import Emitted, PackedOperand
-from aot.backend.cpu.code import memory_type, register_dtype
+from aot.backend.cpu.code import memory_type
 from aot.backend.cpu.depthwise import emit_depthwise
 from aot.backend.cpu.dots import prefers_dots
+from aot.backend.cpu.functions import get
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.panels import MatrixAxis, PackSite, Panels, emit_panels
 from aot.backend.cpu.rows import RowAxis, merge_rows
@@ -79,8 +80,6 @@ def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:
         raise CompilerError(f"{kernel.name}: not a convolution")
     outputs, channels, *window = static_shape(kernel, root.w)
     x = kernel.inputs[root.x].type
-    if x.dtype != root.accumulate or register_dtype(x.dtype) != x.dtype:
-        raise CompilerError(f"{kernel.name}: a convolution of {x.dtype} with sums in {root.accumulate}")
     for (low, high), (before, after) in zip(x.halo[2:], root.pads, strict=True):
         if low < before or high < after:
             raise CompilerError(f"{kernel.name}: the input's halo {x.halo} does not cover the padding {root.pads}")
@@ -103,7 +102,11 @@ def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:
     merged, merged_rows, _ = merge_rows(kernel, rows, [])
     summed = dimension.product([channels, *window])
     panels = -(-per_group // PANEL)
-    dots = constant and prefers_dots(isa, root.accumulate.itemsize_bytes, per_group, merge_loops(loops))
+    dots = (
+        constant
+        and x.dtype == root.accumulate
+        and prefers_dots(isa, root.accumulate.itemsize_bytes, per_group, merge_loops(loops))
+    )
     matrices: tuple[MatrixAxis, ...] = ()
     if root.groups > 1:
         w_stride = summed * (per_group if dots else panels * PANEL)
@@ -149,4 +152,5 @@ def _fill(problem: Panels, site: PackSite) -> None:
             code.line(f"for (i64 t{axis} = 0; t{axis} < {extent}; t{axis}++)")
         place = " + ".join(f"t{axis} * {strides[axis]}" for axis in order)
         with code.block(f"for (i64 l = 0; l < {PANEL}; l++)"):
-            code.line(f"*target++ = n + l < columns ? base[{place} + l * {strides[0]}] : 0;")
+            value = get(type_.dtype, "base", f"{place} + l * {strides[0]}")
+            code.line(f"*target++ = n + l < columns ? {value} : 0;")

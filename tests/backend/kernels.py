@@ -6,7 +6,7 @@ import math
 
 from aot import expr
 from aot.dims import Dim, floordiv
-from aot.dtypes import BF16, F32, I64, DType
+from aot.dtypes import BF16, F16, F32, I64, DType
 from aot.expr import Expr
 from aot.ir import ROW_MAJOR, Layout, TensorType
 from aot.kernel import AttendRoot, Axis, ContractRoot, Kernel, KernelOperand, Store, WindowRoot
@@ -98,7 +98,8 @@ def matmul_kernel(
         value = expr.call("tanh", value)
     out = KernelOperand(TensorType(dtype, (*batch, m, n), out_layout))
     store = Store(0, (*lead, index(am), index(an)), value)
-    root = ContractRoot(tuple(range(rank)), am, an, ak, a, b, dtype)
+    accumulate = F32 if dtype in (F16, BF16) else dtype
+    root = ContractRoot(tuple(range(rank)), am, an, ak, a, b, accumulate)
     return Kernel("test", Kind.CONTRACT, tuple(axes), rank + 2, tuple(inputs), (out,), (store,), root, ())
 
 
@@ -152,7 +153,7 @@ def conv_kernel(
     if epilogue == "residual":
         inputs.append(KernelOperand(TensorType(dtype, (n, o, *out), Layout(order=last))))
         value = expr.call("max", value + expr.load(3, dtype, indices), 0.0)
-    root = WindowRoot(0, 1, strides, dilations, pads, groups, dtype)
+    root = WindowRoot(0, 1, strides, dilations, pads, groups, F32 if dtype in (F16, BF16) else dtype)
     return Kernel(
         "test",
         Kind.WINDOW,

@@ -8,7 +8,7 @@ import pytest
 from aot.backend.cpu.contract import emit_contract
 from aot.backend.cpu.isa import Isa
 from aot.dims import Symbol
-from aot.dtypes import F64, I32, I64, DType
+from aot.dtypes import BF16, F16, F64, I32, I64, DType
 from aot.ir import Layout
 from aot.kernel import ContractRoot, Kernel
 from tests.backend.harness import ISAS, run, run_threads
@@ -31,7 +31,7 @@ def check(kernel: Kernel, isa: Isa, symbols: dict[str, int] | None = None, seed:
     (result,) = runner(kernel, emitted, isa, arrays, symbols)
     root = kernel.root
     assert isinstance(root, ContractRoot)
-    wide = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in arrays]
+    wide = [a.astype(np.float64) if a.dtype.kind not in "iu" else a for a in arrays]
     a = np.exp(wide[0] * 0.5) if root.a.op == "exp" else wide[0]
     b = np.swapaxes(wide[1], -1, -2) if transposed_b(kernel) else wide[1]
     expected = a @ b
@@ -43,7 +43,7 @@ def check(kernel: Kernel, isa: Isa, symbols: dict[str, int] | None = None, seed:
         expected = np.maximum(expected + wide[3], 0)
     if kernel.stores[0].value.op == "tanh":
         expected, scale = np.tanh(expected), scale + 10
-    epsilon = {"f32": 2**-23, "f64": 2**-52}.get(root.accumulate.name, 0)
+    epsilon = {"f32": 2**-23, "f64": 2**-52, "f16": 2**-11, "bf16": 2**-8}.get(kernel.inputs[0].type.dtype.name, 0)
     steps = wide[0].shape[-1]
     error = np.abs(result.astype(expected.dtype) - expected)
     assert (error <= scale * epsilon * (2 + steps**0.5)).all(), f"worst {error.max()} of {np.abs(expected).max()}"
@@ -97,7 +97,7 @@ def test_activation_times_activation(isa: Isa, transposed: bool, shape: tuple[in
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", [F64, I32, I64])
+@pytest.mark.parametrize("dtype", [F64, F16, BF16, I32, I64])
 @pytest.mark.parametrize("constant", [False, True])
 def test_other_types(isa: Isa, dtype: DType, constant: bool) -> None:
     for shape in ((1, 30, 40), (5, 17, 19), (23, 30, 64)):

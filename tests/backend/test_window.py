@@ -12,7 +12,7 @@ from aot import dims
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.window import emit_window
 from aot.dims import Symbol
-from aot.dtypes import F32, F64
+from aot.dtypes import BF16, F16, F64, DType
 from aot.kernel import Kernel, WindowRoot
 from tests.backend.harness import ISAS, run, run_threads
 from tests.backend.kernels import conv_kernel
@@ -61,7 +61,8 @@ def check(
         expected = np.maximum(expected + wide[3], 0)
     root = kernel.root
     assert isinstance(root, WindowRoot)
-    epsilon = 2.0**-23 if root.accumulate == F32 else 2.0**-52
+    name = kernel.inputs[0].type.dtype.name
+    epsilon = 2.0 ** {"f16": -11, "bf16": -8, "f32": -23, "f64": -52}[name]
     steps = float(np.prod(wide[1].shape[1:]))
     assert result.shape == expected.shape
     worst = np.abs(result - expected) / ((scale + 4) * epsilon * (2 + steps**0.5))
@@ -129,6 +130,14 @@ def test_layouts(isa: Isa) -> None:
 def test_computed_weights(isa: Isa) -> None:
     check(conv_kernel(2, 5, (6, 7), 20, (3, 2), pads=P1, constant=False, epilogue="residual"), isa)
     check(conv_kernel(2, 5, (6, 7), 5, (3, 2), pads=P1, constant=False, groups=5), isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_sixteen_bits(isa: Isa, dtype: DType) -> None:
+    check(conv_kernel(1, 5, (6, 7), 20, (3, 3), pads=P1, dtype=dtype, epilogue="residual"), isa)
+    check(conv_kernel(1, 40, (6, 7), 40, (3, 3), pads=P1, dtype=dtype, channels_last=False, constant=False), isa)
+    check(conv_kernel(1, 20, (6, 7), 40, (3, 3), pads=P1, dtype=dtype, groups=20), isa)
 
 
 @pytest.mark.parametrize("isa", ISAS)
