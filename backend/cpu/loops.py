@@ -24,11 +24,13 @@ from aot.backend.cpu.code import Code, DimTable, register_dtype, vector_type
 from aot.backend.cpu.frame import bytes_moved, kernel_body, zero_halos
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.nest import (
+    ASSUMED_EXTENT,
     axes_of_reduce,
     flatten,
     free_axes,
     lane_cost,
     loads_of,
+    outside_reduces,
     unify_rows,
     work_of,
 )
@@ -40,6 +42,9 @@ from aot.kernel import Kernel, Store
 
 PIECE = 2048
 """Elements of a long vector axis that make one unit of work."""
+
+FOLD_COST = 25.0
+"""Folding a block of partial results, and entering its loop, in element accesses."""
 
 SHORT_SUM = 64
 """Additions into one accumulator before it is added to a total: the error of a sum grows with this plus
@@ -151,7 +156,7 @@ class _Emitter:
         vector = self._choose(kept)
         with self.code.block():
             self.renderer = Renderer(unified, self.dims, self.isa, self.code)
-            self.buffers = self._plan_buffers(1 if vector is None else self.isa.lanes)
+            self.buffers = self._plan_buffers(self._width(vector) * self.isa.lanes if vector is not None else 1)
             self._units(kept, vector)
         if vector is not None:
             self.notes.append(f"lanes along {self.kernel.axes[vector].name}")
@@ -159,32 +164,46 @@ class _Emitter:
             self.notes.append("lanes along the row" if kept else "one row")
 
     def _choose(self, kept: Sequence[int]) -> int | None:
-        """The kept axis that lanes run along, or None: along the row, or along what is reduced."""
+        """The kept axis that lanes run along, or None: along the row, or along what is reduced.
+
+        Costs are per index of the kept axes, in element accesses.
+        """
         group, lanes = self.group, self.isa.lanes
         reduces = reduces_of(group.values)
-        inside = loads_of(node.args[0] for node in reduces)
-        outside = [load for load in loads_of(group.values) if load not in inside]
+        outside = loads_of(group.values)
+        bodies = [(self._length(axes_of_reduce(node)), loads_of(node.args)) for node in reduces]
+        length = self._length(self.rows)
+
+        def all_lanes(number: int) -> float:
+            cost = length * lane_cost(self.kernel, outside, group.stores, number, lanes)
+            return cost + sum(n * lane_cost(self.kernel, loads, (), number, lanes) for n, loads in bodies)
+
         best: tuple[float, int | None] = (math.inf, None)
         for number in reversed(kept):
-            cost = lane_cost(self.kernel, inside + outside, group.stores, number, lanes)
+            cost = all_lanes(number)
             if cost < best[0] * 0.999:
                 best = (cost, number)
         if not reduces or not kept:
             return best[1]
-        cost = 4.0 / lanes  # folding the partial results
-        for node in reduces:
-            mine = loads_of(node.args)
-            cost += min((lane_cost(self.kernel, mine, (), a, lanes) for a in axes_of_reduce(node)), default=1.0)
+        cost = 0.0
+        for node, (count, loads) in zip(reduces, bodies, strict=True):
+            over = axes_of_reduce(node)
+            cost += FOLD_COST + count * min((lane_cost(self.kernel, loads, (), a, lanes) for a in over), default=1.0)
         if self.rows:
-            cost += min(lane_cost(self.kernel, outside, group.stores, a, lanes) for a in self.rows)
+            cost += length * min(lane_cost(self.kernel, outside, group.stores, a, lanes) for a in self.rows)
         return None if cost <= best[0] else best[1]
+
+    def _length(self, axes: Sequence[int]) -> float:
+        """How many indices axes have together; extents that are not known count as a typical one."""
+        extents = [self.kernel.axes[a].extent for a in axes]
+        return math.prod(extent if isinstance(extent, int) else ASSUMED_EXTENT for extent in extents)
 
     def _units(self, kept: Sequence[int], vector: int | None) -> None:
         """The loop over this thread's units; the indices of the outer axes are kept up by counting."""
         code, lanes, dims = self.code, self.isa.lanes, self.dims
         counted = [(self.kernel.axes[a].extent, f"i{a}") for a in kept if a != vector]
         axes = {a: f"i{a}" for a in kept if a != vector}
-        piece = lanes if reduces_of(self.group.values) else PIECE
+        piece = lanes * self._width(vector) if reduces_of(self.group.values) else PIECE
         whole = False
         if vector is not None:
             extent = self.kernel.axes[vector].extent
@@ -206,7 +225,7 @@ class _Emitter:
         with code.block("for (; unit < units_end; unit++)"):
             scope = self.renderer.scope(axes)
             if vector is None:
-                self._unit(_Place(scope, scope, frozenset(axes)))
+                self._unit([_Place(scope, scope, frozenset(axes))])
             else:
                 self._pieces(vector, scope, frozenset(axes), piece, whole)
             step = ""
@@ -228,35 +247,57 @@ class _Emitter:
             code.line(f"i64 {name} = piece * {piece};")
             code.line(f"const i64 end = {name} + {piece} < {limit} ? {name} + {piece} : {limit};")
 
-        def block(count: str | None) -> None:
-            inner = self.renderer.scope({vector: name}, vector, count, parent=scope)
-            self._unit(_Place(inner, scope, axes | {vector}, vector=vector, text=name, count=count))
+        def block(width: int, count: str | None) -> None:
+            places = []
+            for number in range(width):
+                text = f"({name} + {number * lanes})" if number else name
+                inner = self.renderer.scope({vector: text}, vector, count, parent=scope)
+                places.append(_Place(inner, scope, axes | {vector}, vector=vector, text=text, count=count))
+            self._unit(places)
 
-        if not isinstance(extent, int) or extent >= lanes:
+        width = piece // lanes if reduces_of(self.group.values) else 1
+        if width > 1:
+            with code.block(f"for (; {name} + {piece} <= end; {name} += {piece})"):
+                block(width, None)
+        left = extent % piece if isinstance(extent, int) and width > 1 else extent
+        if not isinstance(left, int) or left >= lanes:
             with code.block(f"for (; {name} + {lanes} <= end; {name} += {lanes})"):
-                block(None)
+                block(1, None)
         if not isinstance(extent, int) or extent % lanes:
             with code.block(f"if ({name} < end)"):
                 code.line(f"const i64 count = end - {name};")
-                block("count")
+                block(1, "count")
 
-    def _unit(self, place: _Place) -> None:
-        """The reductions that the stores need, then the stores over the row."""
+    def _width(self, vector: int | None) -> int:
+        """How many blocks of a kept axis are reduced together: long runs of memory, independent sums."""
+        if vector is None:
+            return 1
+        extent = self.kernel.axes[vector].extent
+        work = sum(work_of(value) for value in self.group.values)
+        width = 8 if work <= 3 else 4 if work <= 24 else 2
+        while isinstance(extent, int) and width > 1 and extent < width * self.isa.lanes:
+            width //= 2
+        return width
+
+    def _unit(self, places: Sequence[_Place]) -> None:
+        """The reductions that the stores need, then the stores over the row; for blocks side by side."""
         group = self.group
         self.stored = set()
-        place = self._prepare(place, group.values)
-        for store in group.extra:
-            place.scope.store(store)
+        places = self._prepare(places, group.values)
+        for place in places:
+            for store in group.extra:
+                place.scope.store(store)
         values = [store.value for store in group.stores]
 
-        def finish(inner: _Place, part: int) -> None:
-            for store in group.stores:
-                inner.scope.store(store)
+        def finish(inner: Sequence[_Place], part: int) -> None:
+            for place in inner:
+                for store in group.stores:
+                    place.scope.store(store)
 
         vector = None
-        if place.vector is None and self.rows:
+        if places[0].vector is None and self.rows:
             vector = self._cheapest(self.rows, values, group.stores)
-        self._loop(place, self.rows, vector, values, 1, finish)
+        self._loop(places, self.rows, vector, values, 1, finish)
 
     def _cheapest(self, axes: Sequence[int], values: Sequence[Expr], stores: Sequence[Store] = ()) -> int:
         """The axis along which a pass over these values is cheapest; the innermost of equals."""
@@ -266,56 +307,65 @@ class _Emitter:
 
     # Reductions.
 
-    def _prepare(self, place: _Place, values: Sequence[Expr]) -> _Place:
-        """Computes every reduction in `values` that can be computed here; the place after that."""
+    def _prepare(self, places: Sequence[_Place], values: Sequence[Expr]) -> Sequence[_Place]:
+        """Computes every reduction in `values` that can be computed here; the places after that."""
         levels: dict[Expr, int] = {}
         stages: dict[tuple[int, tuple[int, ...]], list[Expr]] = {}
         for node in reduces_of(values):
-            if free_axes(node) <= place.axes and node not in place.bound:
+            if free_axes(node) <= places[0].axes and node not in places[0].bound:
                 levels[node] = 1 + max((levels[n] for n in walk(node.args[0]) if n in levels), default=-1)
                 stages.setdefault((levels[node], axes_of_reduce(node)), []).append(node)
         for (_, over), nodes in sorted(stages.items(), key=lambda item: item[0][0]):
-            place = self._stage(place, over, nodes)
-        return place
+            places = self._stage(places, over, nodes)
+        return places
 
-    def _stage(self, place: _Place, over: tuple[int, ...], nodes: Sequence[Expr]) -> _Place:
-        """One loop over the axes `over` that computes several reductions; the place after it."""
+    def _stage(self, places: Sequence[_Place], over: tuple[int, ...], nodes: Sequence[Expr]) -> Sequence[_Place]:
+        """One loop over the axes `over` that computes several reductions; the places after it."""
         bodies = [node.args[0] for node in nodes]
         if not over:
-            place = self._prepare(place, bodies)
-            return self._known(place, {node: place.scope.value(_of_one(node)) for node in nodes})
-        vector = self._cheapest(over, bodies) if place.vector is None else None
+            places = self._prepare(places, bodies)
+            return [self._known(p, {node: p.scope.value(_of_one(node)) for node in nodes}) for p in places]
+        alone = places[0].vector is None
+        vector = self._cheapest(over, bodies) if alone else None
         partial = self._partials(nodes, vector)
-        in_lanes = vector is not None or place.vector is not None
-        accumulators = [Accumulator(self.renderer, node, in_lanes, partial) for node in nodes]
-        code = self.code
+        accumulators = [
+            [Accumulator(self.renderer, node, vector is not None or not alone, partial) for node in nodes]
+            for _ in places
+        ]
+        every = [accumulator for group in accumulators for accumulator in group]
         long = self._is_long(over, partial if vector is not None else 0)
-        for accumulator in accumulators:
-            accumulator.declare(code)
+        for accumulator in every:
+            accumulator.declare(self.code)
             if long:
-                accumulator.declare_totals(code)
-        summed = [accumulator for accumulator in accumulators if accumulator.totals]
+                accumulator.declare_totals(self.code)
+        summed = [accumulator for accumulator in every if accumulator.totals]
 
         def flush() -> None:
             for accumulator in summed:
-                accumulator.flush(code)
+                accumulator.flush(self.code)
 
-        pending = [] if over != tuple(self.rows) else [
-            node for node in self.buffers if node not in self.stored and any(node in outside_reduces(b) for b in bodies)
-        ]  # fmt: skip
+        pending: list[Expr] = []
+        if over == tuple(self.rows):
+            needed = {node for body in bodies for node in outside_reduces(body)}
+            pending = [node for node in self.buffers if node not in self.stored and node in needed]
 
-        def body(inner: _Place, part: int) -> None:
+        def body(inner: Sequence[_Place], part: int) -> None:
             inner = self._prepare(inner, bodies)
-            for accumulator in accumulators:
-                accumulator.add(inner.scope, part, inner.count if vector is not None else None)
-            for node in pending:
-                name = _held_name(node)
-                inner.scope.code.line(f"store_{name}({self.buffers[node]} + {inner.row}, {inner.scope.value(node)});")
+            for place, group in zip(inner, accumulators, strict=True):
+                for accumulator in group:
+                    accumulator.add(place.scope, part, place.count if vector is not None else None)
+                for node in pending:
+                    target = f"{self.buffers[node]} + {place.row}"
+                    place.scope.code.line(f"store_{_held_name(node)}({target}, {place.scope.value(node)});")
 
-        self._loop(place, over, vector, bodies, partial, body, flush if summed else None)
+        self._loop(places, over, vector, bodies, partial, body, flush if summed else None)
         self.stored.update(pending)
-        names = {node: a.result(code, vector is not None) for node, a in zip(nodes, accumulators, strict=True)}
-        return self._known(place, names)
+        return [
+            self._known(
+                place, {node: a.result(self.code, vector is not None) for node, a in zip(nodes, group, strict=True)}
+            )
+            for place, group in zip(places, accumulators, strict=True)
+        ]
 
     def _is_long(self, over: Sequence[int], partial: int) -> bool:
         """Whether a reduction may add more than two short sums into one accumulator (`partial`: of blocks)."""
@@ -350,54 +400,60 @@ class _Emitter:
 
     def _loop(
         self,
-        place: _Place,
+        places: Sequence[_Place],
         over: Sequence[int],
         vector: int | None,
         values: Sequence[Expr],
         partial: int,
-        body: Callable[[_Place, int], None],
+        body: Callable[[Sequence[_Place], int], None],
         flush: Callable[[], None] | None = None,
     ) -> None:
         """Loops over axes, with blocks along `vector` innermost.
 
-        `body` gets the place and the number of the partial result; `partial` blocks are taken at a time.
+        `body` gets the places and the number of the partial result; `partial` blocks are taken at a time.
         `flush` is written after every run of at most SHORT_SUM innermost steps.
         """
         single = [a for a in over if a != vector]
         if not single and vector is None:
-            body(place, 0)
-        elif not single:
+            body(places, 0)
+            return
+        if not single:
             assert vector is not None
-            self._blocks(place, vector, values, partial, body, flush)
-        else:
-            rest = [a for a in over if a != single[0]]
-            name, end = self.renderer.name("r"), self._extent(single[0])
+            self._blocks(places[0], vector, values, partial, body, flush)
+            return
+        rest = [a for a in over if a != single[0]]
+        name, end = self.renderer.name("r"), self._extent(single[0])
 
-            def inside() -> None:
-                self._loop(self._enter(place, single[0], name, values), rest, vector, values, partial, body, flush)
+        def inside() -> None:
+            self._loop(self._enter(places, single[0], name, values), rest, vector, values, partial, body, flush)
 
-            if rest or flush is None:
-                with self.code.block(f"for (i64 {name} = 0; {name} < {end}; {name}++)"):
-                    inside()
-                return
-            stop = f"{name}_stop"
-            with self.code.block(f"for (i64 {name} = 0, {stop}; {name} < {end};)"):
-                self.code.line(f"{stop} = {name} + {SHORT_SUM} < {end} ? {name} + {SHORT_SUM} : {end};")
-                with self.code.block(f"for (; {name} < {stop}; {name}++)"):
-                    inside()
-                flush()
+        if rest or flush is None:
+            with self.code.block(f"for (i64 {name} = 0; {name} < {end}; {name}++)"):
+                inside()
+            return
+        stop = f"{name}_stop"
+        with self.code.block(f"for (i64 {name} = 0, {stop}; {name} < {end};)"):
+            self.code.line(f"{stop} = {name} + {SHORT_SUM} < {end} ? {name} + {SHORT_SUM} : {end};")
+            with self.code.block(f"for (; {name} < {stop}; {name}++)"):
+                inside()
+            flush()
 
-    def _enter(self, place: _Place, number: int, name: str, values: Sequence[Expr]) -> _Place:
-        """The place inside a loop over single indices of an axis."""
-        scope = self.renderer.scope({number: name}, parent=place.parent)
-        inside = replace(place, scope=scope, parent=scope, axes=place.axes | {number})
-        if place.vector is None:
-            return inside
-        row = f"{name} * {self.isa.lanes}"
-        held = self._held(values, row) if self.rows == [number] else {}
-        blocks = {**place.blocks, **held}
-        lanes = self.renderer.scope({place.vector: place.text}, place.vector, place.count, values=blocks, parent=scope)
-        return replace(inside, scope=lanes, blocks=blocks, row=row)
+    def _enter(self, places: Sequence[_Place], number: int, name: str, values: Sequence[Expr]) -> list[_Place]:
+        """The places inside a loop over single indices of an axis; what blocks share is computed once."""
+        uniform = self.renderer.scope({number: name}, parent=places[0].parent)
+        result = []
+        for position, place in enumerate(places):
+            inside = replace(place, scope=uniform, parent=uniform, axes=place.axes | {number})
+            if place.vector is not None:
+                row = f"({name} * {len(places)} + {position}) * {self.isa.lanes}"
+                held = self._held(values, row) if self.rows == [number] else {}
+                blocks = {**place.blocks, **held}
+                scope = self.renderer.scope(
+                    {place.vector: place.text}, place.vector, place.count, values=blocks, parent=uniform
+                )
+                inside = replace(inside, scope=scope, blocks=blocks, row=row)
+            result.append(inside)
+        return result
 
     def _blocks(
         self,
@@ -405,7 +461,7 @@ class _Emitter:
         vector: int,
         values: Sequence[Expr],
         partial: int,
-        body: Callable[[_Place, int], None],
+        body: Callable[[Sequence[_Place], int], None],
         flush: Callable[[], None] | None,
     ) -> None:
         """A loop of blocks along an axis; the last, partial block runs the same code."""
@@ -417,7 +473,8 @@ class _Emitter:
         def block(text: str, count: str | None, part: int) -> None:
             held = self._held(values, text) if self.rows == [vector] else {}
             scope = self.renderer.scope({vector: text}, vector, count, values=held, parent=place.scope)
-            body(_Place(scope, place.scope, place.axes | {vector}, place.bound, vector, text, count, held, text), part)
+            inner = _Place(scope, place.scope, place.axes | {vector}, place.bound, vector, text, count, held, text)
+            body([inner], part)
 
         step = partial * lanes
 
@@ -508,18 +565,3 @@ def reduces_of(values: Iterable[Expr]) -> list[Expr]:
             if node.op == "reduce":
                 found.setdefault(node)
     return list(found)
-
-
-def outside_reduces(expr: Expr) -> list[Expr]:
-    """The nodes of an expression without what is inside its reductions, operands first."""
-    order: dict[Expr, None] = {}
-
-    def visit(node: Expr) -> None:
-        if node not in order:
-            if node.op != "reduce":
-                for a in node.args:
-                    visit(a)
-            order[node] = None
-
-    visit(expr)
-    return list(order)

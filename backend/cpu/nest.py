@@ -21,7 +21,8 @@ COSTLY = frozenset(
     "exp log log1p expm1 sin cos tan asin acos atan sinh cosh asinh acosh atanh tanh erf sigmoid pow div sqrt rsqrt "
     "floordiv mod fmod".split()
 )
-_ASSUMED_EXTENT = 1000  # of an axis whose extent is not known at build time
+ASSUMED_EXTENT = 256
+"""Of an axis whose extent is not known at build time."""
 
 
 def axes_of_reduce(node: Expr) -> tuple[int, ...]:
@@ -248,11 +249,26 @@ def unify_rows(kernel: Kernel, rows: Sequence[int]) -> Kernel:
     return replace(kernel, stores=stores)
 
 
+def outside_reduces(expr: Expr) -> list[Expr]:
+    """The nodes of an expression without what is inside its reductions, operands first."""
+    order: dict[Expr, None] = {}
+
+    def visit(node: Expr) -> None:
+        if node not in order:
+            if node.op != "reduce":
+                for a in node.args:
+                    visit(a)
+            order[node] = None
+
+    visit(expr)
+    return list(order)
+
+
 def loads_of(exprs: Iterable[Expr]) -> list[Expr]:
-    """Every distinct load in expressions."""
+    """Every distinct load in expressions, without those inside reductions of them."""
     found: dict[Expr, None] = {}
     for expr in exprs:
-        for node in walk(expr):
+        for node in outside_reduces(expr):
             if node.op == "load":
                 found.setdefault(node)
     return list(found)
@@ -261,7 +277,7 @@ def loads_of(exprs: Iterable[Expr]) -> list[Expr]:
 def lane_cost(kernel: Kernel, loads: Iterable[Expr], stores: Iterable[Store], number: int, lanes: int) -> float:
     """Modelled cost per element of one pass over accesses with the lanes of a block along an axis."""
     extent = kernel.axes[number].extent
-    length = extent if isinstance(extent, int) else _ASSUMED_EXTENT
+    length = extent if isinstance(extent, int) else ASSUMED_EXTENT
     used = length / (-(-length // lanes) * lanes) if length else 1.0
     cost = 0.2
     for load in loads:
