@@ -111,7 +111,8 @@ class AttendRoot:
 
     `q` [B,H,S,D], `k` [B,Hkv,T,D], `v` [B,Hkv,T,Dv]: operand numbers; any strides. H is a multiple
     of Hkv. `mask`: an additive Expr over axes b, h, s, t (t is the axis number `t`), or None.
-    `causal`: position s sees t <= s + (T - S). A row whose every score is -inf gives NaN, as softmax does.
+    `causal`: position s sees t <= s + (T - S). A row whose every score is -inf gives NaN, as softmax does,
+    or 0 under `zero_empty`.
     """
 
     q: int
@@ -122,6 +123,7 @@ class AttendRoot:
     mask: Expr | None
     causal: bool
     accumulate: DType
+    zero_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,6 +287,7 @@ class _Lowering:
         return AttendRoot(
             self._input(q, node), self._input(k, node), self._input(v, node), len(self.axes) - 1,
             float_attr(node.attrs, "scale"), mask, bool(node.attrs["causal"]), accumulate,
+            bool(node.attrs["zero_empty"]),
         )  # fmt: skip
 
     def _input(self, value: Value, node: Node) -> int:

@@ -164,4 +164,7 @@ class _Run:
             s, t = scores.shape[-2:]
             scores = np.where(np.tri(s, t, t - s, dtype=bool), scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
+        if root.zero_empty:
+            weights = np.where(scores.max(-1, keepdims=True) == -np.inf, 0.0, weights)
+            return (weights / np.maximum(weights.sum(-1, keepdims=True), 1.0) @ v).astype(root.accumulate.numpy)
         return (weights / weights.sum(-1, keepdims=True) @ v).astype(root.accumulate.numpy)

@@ -52,7 +52,10 @@ def _reference(attrs: Attrs, q: Array, k: Array, v: Array, mask: Array | None = 
             queries, keys = scores.shape[-2:]
             seen = np.arange(keys)[None, :] <= np.arange(queries)[:, None] + (keys - queries)
             scores = np.where(seen, scores, -np.inf)
-        return np.asarray(np.matmul(softmax_array(scores, -1), wide_v)).astype(q.dtype)
+        weights = softmax_array(scores, -1)
+        if attrs["zero_empty"]:
+            weights = np.where((scores == -np.inf).all(axis=-1, keepdims=True), 0.0, weights)
+        return np.asarray(np.matmul(weights, wide_v)).astype(q.dtype)
 
 
 def _by_group(builder: Builder, mask: Value, heads: Dim, groups: Dim) -> Value:
@@ -96,7 +99,11 @@ def _decompose(builder: Builder, attrs: Attrs, inputs: Sequence[Value | None]) -
         column = builder.iota(shape=(1, keys), axis=1, start=0, step=1, dtype=I64)
         shift = builder.reshape(builder.dim_tensor(dims=(keys - queries,)), shape=())
         scores = builder.where(builder.le(column, builder.add(row, shift)), scores, never)
-    result = builder.matmul(builder.softmax(scores, axis=rank - 1), wide_v)
+    weights = builder.softmax(scores, axis=rank - 1)
+    if attrs["zero_empty"]:
+        top = builder.reduce_max(scores, axes=(rank - 1,), keepdims=True)
+        weights = builder.where(builder.eq(top, never), builder.scalar(0.0, dtype), weights)
+    result = builder.matmul(weights, wide_v)
     if grouped:
         result = builder.reshape(result, shape=(batch, heads, queries, v.type.shape[3]))
     return (narrow(builder, result, q),)
@@ -112,7 +119,11 @@ def _samples(rng: Any) -> list[Sample]:
 
     seen = booleans(rng, 2, 1, 1, 9)
     seen[..., 0] = True
+    some = seen.copy()
+    some[1] = False
     return [
+        Sample((*qkv(2, 2, 2, 4, 9, 8, 8), some), {"scale": 0.35, "zero_empty": True}, 1e-4, 1e-5),
+        Sample(qkv(1, 2, 1, 9, 3, 8, 8), {"scale": 1.0, "causal": True, "zero_empty": True}, 1e-4, 1e-5),
         Sample(qkv(2, 3, 3, 7, 9, 16, 16), {"scale": 0.25}, 1e-4, 1e-5),
         Sample(qkv(1, 4, 2, 5, 6, 8, 12), {"scale": 0.35}, 1e-4, 1e-5),
         Sample(qkv(1, 4, 1, 5, 5, 8, 8), {"scale": 0.35, "causal": True}, 1e-4, 1e-5),
@@ -133,6 +144,7 @@ register(
         attrs={
             "scale": AttrSpec("float"),
             "causal": AttrSpec("bool", False, "query s sees keys t <= s + (T - S)"),
+            "zero_empty": AttrSpec("bool", False, "a query whose every score is -inf gives 0, not NaN"),
         },
         reference=_reference, decompose=_decompose, cost_flops=2,
     )

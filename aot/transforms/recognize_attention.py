@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from aot.builder import Builder
 from aot.dims import Dim
-from aot.ir import Node, Value
+from aot.ir import Attr, Node, Value
 from aot.pattern import SILENT, Match, View, op, rule
 from aot.transforms.recognize_factors import dies
 from aot.transforms.shapes import as_int, emit, maker_of, perm_of, reshaped, transposed, value_fits
@@ -70,8 +70,20 @@ def _scores(view: View, value: Value) -> _Scores | None:
     return None
 
 
+def _weights(view: View, value: Value) -> tuple[Node | None, list[Node]]:
+    """The softmax that makes a value, and the nodes that put 0 for its NaN (torch: rows masked throughout)."""
+    chosen = maker_of(view, value, "where")
+    if chosen is None:
+        return maker_of(view, value, "softmax"), []
+    condition, yes, no = chosen.operands
+    missing = maker_of(view, condition, "isnan")
+    if missing is None or missing.operands[0] is not no or view.number(yes) != 0:
+        return None, []
+    return maker_of(view, no, "softmax"), [missing, chosen]
+
+
 def _check_attention(m: Match) -> str | None:
-    weights = maker_of(m.view, m["weights"], "softmax")
+    weights, guard = _weights(m.view, m["weights"])
     if weights is None:
         return SILENT
     rank = m.root.output.type.rank
@@ -98,10 +110,10 @@ def _check_attention(m: Match) -> str | None:
         return "the mask widens the scores"
     if found.condition is not None and found.fill != -math.inf and found.fill > _SURELY_MASKED:
         return f"masked scores are set to {found.fill:g}, which may still count"
-    if not dies(m, weights, *found.nodes):
+    if not dies(m, weights, *guard, *found.nodes):
         return "its scores are read by others too"
     m.include(*q_nodes, *k_nodes, *([turned] if turned is not None else []))
-    m.facts.update(q=q, k=k, turned=turned, scale=found.scale * q_scale * k_scale, scores=found)
+    m.facts.update(q=q, k=k, turned=turned, scale=found.scale * q_scale * k_scale, scores=found, guard=bool(guard))
     return None
 
 
@@ -143,14 +155,15 @@ def _mask(b: Builder, found: _Scores, rank: int) -> Value | None:
 
 @rule(op("matmul", "weights", "v"), check=_check_attention, measure="cost", exact=False)
 def attention(b: Builder, m: Match) -> Value:
-    """softmax(q kᵀ * scale + mask) v is attention."""
+    """softmax(q kᵀ * scale + mask) v is attention; so it is with 0 for the NaN of rows masked throughout."""
     found: _Scores = m.facts["scores"]
     rank = m.root.output.type.rank
     operands = [_four(b, m.facts["q"]), _four(b, _keys(b, m.facts["k"], m.facts["turned"])), _four(b, m["v"])]
     mask = _mask(b, found, rank)
     if mask is not None:
         operands.append(mask)
-    result = emit(b, "attention", *operands, scale=float(m.facts["scale"]), causal=False)
+    attrs: dict[str, Attr] = {"scale": float(m.facts["scale"]), "causal": False, "zero_empty": m.facts["guard"]}
+    result = emit(b, "attention", *operands, **attrs)
     return reshaped(b, result, m.root.output.type.shape)
 
 

@@ -385,7 +385,8 @@ class _Attend:
         width, lanes, name = self.dims.text(self.width), self.lanes, self.type
         with code.block("for (i64 i = 0; i < tall; i++)"):
             code.line("const i64 s = s0 + i;")
-            code.line(f"const {name} norm = 1 / sums[i];")
+            norm = "sums[i] == 0 ? 0 : 1 / sums[i]" if self.root.zero_empty else "1 / sums[i]"
+            code.line(f"const {name} norm = {norm};")
             with code.block(f"for (i64 d = 0; d < {width}; d += {lanes})"):
                 code.line(f"const v_{name} out = load_{name}(result + i * out_stride + d) * norm;")
 

@@ -28,6 +28,7 @@ def attend_kernel(
     causal: bool = False,
     dtype: DType = F32,
     layout: Layout = HEADS_INSIDE,
+    zero_empty: bool = False,
 ) -> Kernel:
     width, key_heads = width or d, key_heads or h
     axes = tuple(Axis(e, name) for e, name in ((b, "b"), (h, "h"), (s, "s"), (width, "d"), (t, "t")))
@@ -49,7 +50,7 @@ def attend_kernel(
     elif mask == "full":
         inputs.append(KernelOperand(TensorType(accumulate, (b, h, s, t))))
         value = expr.load(3, accumulate, [index(0), index(1), index(2), index(4)])
-    root = AttendRoot(0, 1, 2, 4, 1 / math.sqrt(d), value, causal, accumulate)
+    root = AttendRoot(0, 1, 2, 4, 1 / math.sqrt(d), value, causal, accumulate, zero_empty)
     out = KernelOperand(TensorType(dtype, (b, h, s, width), layout))
     store = Store(0, tuple(index(i) for i in range(4)), expr.root(0, dtype))
     return Kernel("test", Kind.ATTEND, axes, 4, tuple(inputs), (out,), (store,), root, ())

@@ -284,6 +284,7 @@ def attend(
     rank: int = 4,
     axis: int = -1,
     leak: bool = False,
+    guard: float | None = None,
 ) -> Any:
     """softmax(q kᵀ scale + mask) v in one of the ways it is exported."""
     shape: tuple[Any, ...] = (2, 3, M, 4) if rank == 4 else (2, M, 4)
@@ -309,7 +310,10 @@ def attend(
         keep = f(b, "keep", 2, *((1,) * (rank - 3)), 1, M, dtype=BOOL)
         hidden = n(b, fill)
         scores = b.where(keep, scores, hidden) if mask == "where" else b.where(keep, hidden, scores)
-    result = b.matmul(b.softmax(scores, axis=axis), v)
+    weights = b.softmax(scores, axis=axis)
+    if guard is not None:  # as torch exports scaled_dot_product_attention
+        weights = b.where(b.isnan(weights), n(b, guard), weights)
+    result = b.matmul(weights, v)
     return (result, b.neg(product)) if leak else result
 
 
@@ -326,6 +330,9 @@ ATTENTION: list[Case] = [
     fires("attention", lambda b: attend(b, mask="where", fill=-1e9)),
     fires("attention", lambda b: attend(b, mask="where not", fill=-3.4e38)),
     fires("attention", lambda b: attend(b, turned=False)),
+    fires("attention", lambda b: attend(b, mask="add", on="both", guard=0.0)),
+    fires("attention", lambda b: attend(b, mask="where", guard=0.0)),
+    declines("attention", lambda b: attend(b, mask="add", guard=1.0), ""),
     fires("attention", lambda b: attend(b, rank=3)),
     fires("attention", lambda b: attend(b, rank=3, mask="add first")),
     fires("attention", lambda b: attend(b, rank=3, mask="add")),
@@ -445,6 +452,17 @@ def test_attention_with_every_score_masked_stays_nan() -> None:
     feed["keep"] = np.zeros((2, 1, 1, 3), bool)
     for output in (evaluate(graph, feed)[0], evaluate(result, feed)[0]):
         assert bool(np.isnan(output).all())
+
+
+def test_attention_whose_nan_is_replaced_gives_zero() -> None:
+    graph = built(lambda b: attend(b, mask="where", guard=0.0))
+    result = recognize(graph, Context())
+    assert [node.op for node in result.nodes].count("attention") == 1
+    feed = {value.name: np.ones((2, 3, 3, 4), np.float32) for value in graph.inputs}
+    feed["keep"] = np.array([[[[True, False, True]]], [[[False] * 3]]])
+    before, after = evaluate(graph, feed)[0], evaluate(result, feed)[0]
+    np.testing.assert_array_equal(before[1], 0.0)
+    np.testing.assert_allclose(after, before, rtol=1e-6)
 
 
 def test_positive_constant_is_no_norm() -> None:
