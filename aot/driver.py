@@ -141,6 +141,8 @@ def resolve_targets(options: CompileOptions) -> list[tuple[Backend, Target]]:
         backend = BACKENDS[name]
         for each in (architecture,) if architecture else backend.default_architectures:
             target = backend.target(each)
+            if options.exact:
+                target = replace(target, features=target.features | {"exact"})
             if all(target.name != known.name for _, known in found):
                 found.append((backend, target))
     return found

@@ -9,7 +9,7 @@ from aot.backend.base import Emitted
 from aot.backend.cpu import build as builder
 from aot.backend.cpu.attend import emit_attend
 from aot.backend.cpu.contract import emit_contract
-from aot.backend.cpu.isa import ISAS, isa_of
+from aot.backend.cpu.isa import ISAS, isa_of, isa_of_target
 from aot.backend.cpu.loops import emit_loops
 from aot.backend.cpu.prelude import assemble
 from aot.backend.cpu.scan import emit_scan
@@ -30,12 +30,12 @@ class CpuBackend:
         return isa_of(architecture).target
 
     def emit(self, kernel: Kernel, target: Target) -> Emitted:
-        isa = isa_of(target.architecture)
+        isa = isa_of_target(target)
         root = kernel.root
         if isinstance(root, ContractRoot):
             return emit_contract(kernel, isa)
         if isinstance(root, WindowRoot):
-            return emit_window(kernel, isa)
+            return emit_window(kernel, isa, isa.is_exact)
         if isinstance(root, AttendRoot):
             return emit_attend(kernel, isa)
         if isinstance(root, ScanRoot):
@@ -52,7 +52,7 @@ class CpuBackend:
         compiler: str | None = None,
     ) -> bytes:
         """A shared object that exports each symbol. `jobs`: compilers at a time, 0 for one per CPU."""
-        isa = isa_of(target.architecture)
+        isa = isa_of_target(target)
         complete = [(symbol, assemble(source, isa)) for symbol, source in sources]
         return builder.build(complete, isa, builder.find_compiler(compiler or ""), cache, jobs)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aot.errors import TargetError
 from aot.target import Target
+
+
+EXACT = "exact"
+"""A feature of a target, not of a CPU: what options.exact asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,16 @@ class Isa:
     flags: tuple[str, ...]
     features: frozenset[str]
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether sums are not reassociated and products are not fused into sums: builds with --exact."""
+        return EXACT in self.features
+
+    @property
+    def exact(self) -> Isa:
+        """The same level for exact arithmetic."""
+        return replace(self, features=self.features | {EXACT}, flags=(*self.flags, "-ffp-contract=off"))
 
     @property
     def vector_bytes(self) -> int:
@@ -76,3 +90,9 @@ def isa_of(architecture: str) -> Isa:
             f"unknown CPU architecture {architecture!r}", hint=f"Known: {', '.join(f'cpu:{name}' for name in ISAS)}."
         )
     return ISAS[architecture]
+
+
+def isa_of_target(target: Target) -> Isa:
+    """The instruction set of a target, exact where the target is."""
+    isa = isa_of(target.architecture)
+    return isa.exact if EXACT in target.features else isa
