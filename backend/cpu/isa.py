@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from aot.errors import TargetError
 from aot.target import Target
 
-
 EXACT = "exact"
 """A feature of a target, not of a CPU: what options.exact asks for."""
 
