@@ -6,6 +6,7 @@ read off these sums. Coefficients are `Dim`s, so symbolic strides stay exact.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -137,3 +138,37 @@ def lane_limits(guard: Expr, number: int) -> tuple[list[Affine], list[Expr]] | N
         else:
             return None
     return sums, uniform
+
+
+def step_bounds(expr: Expr, number: int) -> tuple[float, float]:
+    """Bounds of what one more on an axis adds to an i64 expression; infinite where nothing is known."""
+    unknown = (-math.inf, math.inf)
+    if number not in axes_in([expr]):
+        return 0, 0
+    if expr.op == "axis":
+        return 1, 1
+    known = [constant_of(a) for a in expr.args]
+    steps = [step_bounds(a, number) for a in expr.args]
+    if expr.op == "neg":
+        return -steps[0][1], -steps[0][0]
+    if expr.op == "add":
+        return steps[0][0] + steps[1][0], steps[0][1] + steps[1][1]
+    if expr.op == "sub":
+        return steps[0][0] - steps[1][1], steps[0][1] - steps[1][0]
+    if expr.op == "abs":
+        most = max(abs(steps[0][0]), abs(steps[0][1]))
+        return -most, most
+    if expr.op in ("min", "max"):
+        return min(steps[0][0], steps[1][0]), max(steps[0][1], steps[1][1])
+    if expr.op == "mul":
+        for factor, (lo, hi) in ((known[0], steps[1]), (known[1], steps[0])):
+            if isinstance(factor, int):
+                ends = (lo * factor, hi * factor) if factor else (0.0, 0.0)
+                return min(ends), max(ends)
+        return unknown
+    divisor = known[1] if len(known) > 1 else None
+    if expr.op == "floordiv" and isinstance(divisor, int) and divisor > 0 and math.isfinite(steps[0][0] + steps[0][1]):
+        return steps[0][0] // divisor, -(-steps[0][1] // divisor)
+    if expr.op == "mod" and constant_of(expr.args[1]) is not None and steps[0][0] >= 0:
+        return -math.inf, steps[0][1]  # up by what the operand goes up, or back by the divisor
+    return unknown

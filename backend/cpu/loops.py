@@ -24,7 +24,7 @@ from aot.backend.cpu.code import Code, DimTable, register_dtype, vector_type
 from aot.backend.cpu.frame import bytes_moved, kernel_body, zero_halos
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.nest import (
-    ASSUMED_EXTENT,
+    assumed_extent,
     axes_of_reduce,
     flatten,
     free_axes,
@@ -195,8 +195,7 @@ class _Emitter:
 
     def _length(self, axes: Sequence[int]) -> float:
         """How many indices axes have together; extents that are not known count as a typical one."""
-        extents = [self.kernel.axes[a].extent for a in axes]
-        return math.prod(extent if isinstance(extent, int) else ASSUMED_EXTENT for extent in extents)
+        return math.prod(assumed_extent(self.kernel, a) for a in axes)
 
     def _units(self, kept: Sequence[int], vector: int | None) -> None:
         """The loop over this thread's units; the indices of the outer axes are kept up by counting."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from aot.backend.cpu.affine import Affine, affine_of, flat_offset, lane_limits
-from aot.dims import Dim
+from aot.backend.cpu.affine import Affine, affine_of, flat_offset, lane_limits, step_bounds
+from aot.dims import Dim, Symbol, terms_of
 from aot.dtypes import I64
 from aot.expr import Expr, axis, const, walk
 from aot.ir import TensorType
@@ -23,6 +23,8 @@ COSTLY = frozenset(
 )
 ASSUMED_EXTENT = 256
 """Of an axis whose extent is not known at build time."""
+ASSUMED_BATCH = 2
+"""The same for a first axis that is just a symbol: a number of samples."""
 
 
 def axes_of_reduce(node: Expr) -> tuple[int, ...]:
@@ -274,10 +276,19 @@ def loads_of(exprs: Iterable[Expr]) -> list[Expr]:
     return list(found)
 
 
+def assumed_extent(kernel: Kernel, number: int) -> int:
+    """The extent of an axis, or a plausible one where it is known only when the program runs."""
+    extent = kernel.axes[number].extent
+    if isinstance(extent, int):
+        return extent
+    monomials = [monomial for monomial, _ in terms_of(extent)[0]]
+    is_symbol = len(monomials) == 1 and len(monomials[0]) == 1 and isinstance(monomials[0][0], Symbol)
+    return ASSUMED_BATCH if number == 0 and kernel.domain > 1 and is_symbol else ASSUMED_EXTENT
+
+
 def lane_cost(kernel: Kernel, loads: Iterable[Expr], stores: Iterable[Store], number: int, lanes: int) -> float:
     """Modelled cost per element of one pass over accesses with the lanes of a block along an axis."""
-    extent = kernel.axes[number].extent
-    length = extent if isinstance(extent, int) else ASSUMED_EXTENT
+    length = assumed_extent(kernel, number)
     used = length / (-(-length // lanes) * lanes) if length else 1.0
     cost = 0.2
     for load in loads:
@@ -293,7 +304,7 @@ def lane_cost(kernel: Kernel, loads: Iterable[Expr], stores: Iterable[Store], nu
 def _access_cost(offset: Affine, number: int) -> float:
     """In loads of a block: 1 where the lanes are neighbours in memory."""
     if any(number in free_axes(term) for term, _ in offset.rest):
-        return 40.0
+        return 3.0 if step_bounds(offset.expr(), number)[1] <= 1 else 40.0
     stride = offset.coefficients.get(number, 0)
     if stride == 0:
         return 0.2

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from aot.backend.cpu.affine import Affine, flat_offset, lane_limits
+from aot.backend.cpu.affine import Affine, flat_offset, lane_limits, step_bounds
 from aot.backend.cpu.code import Code, DimTable, literal, memory_type, register_dtype, register_type, vector_type
 from aot.backend.cpu.functions import get, lane, put, scalar_call, splat, vector_call
 from aot.backend.cpu.isa import Isa
@@ -285,6 +285,8 @@ class Scope:
         if self.vector is not None:
             stride = self.lane_stride(offset)
             if stride is None:
+                if guard is None and step_bounds(offset.expr(), self.vector)[1] <= 1:
+                    return self._run(expr, offset)
                 return self._lanes(expr)
             if guard is not None and self.level(guard) >= self.depth:
                 limits = self._limits(guard)
@@ -387,6 +389,25 @@ class Scope:
         with self._each_lane() as one:
             text = one.value(expr)
             one.code.line(f"{name}[l] = {f'-({text})' if expr.dtype.is_bool else text};")
+        return name
+
+    def _run(self, expr: Expr, offset: Affine) -> str:
+        """A load whose places go up by at most one per lane: where they go up by all, they are neighbours."""
+        assert self.vector is not None
+        name, last = self.renderer.name(), f"({self.count or self.renderer.isa.lanes} - 1)"
+        self.code.line(f"{self.type_of(expr.dtype)} {name};")
+        with self.code.block():
+            ends = []
+            for lane_text in ("0", last):
+                axes = {self.vector: f"({self.axes[self.vector]} + {lane_text})"}
+                scope = Scope(self.renderer, self.code, axes, None, None, {}, {}, self.parent)
+                text = scope.offset_text(offset)
+                ends.append(self.renderer.name("end"))
+                self.code.line(f"const i64 {ends[-1]} = {text};")
+            block = self._block(expr, ends[0], 1)
+            self.code.line(f"if ({ends[1]} - {ends[0]} == {last}) {name} = {block};")
+            with self.code.block("else"):
+                self.code.line(f"{name} = {self._lanes(expr)};")
         return name
 
     @contextmanager
