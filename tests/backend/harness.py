@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import mmap
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -77,10 +78,21 @@ def aligned(size_bytes: int) -> np.ndarray:
     return raw[start : start + size_bytes]
 
 
-class Storage:
-    """A buffer with a tensor in it, poisoned around."""
+def fenced(size_bytes: int, behind_bytes: int = 0) -> np.ndarray:
+    """Bytes whose end is followed, after `behind_bytes`, by a page that must not be touched."""
+    page = mmap.PAGESIZE
+    pages = -(-(size_bytes + behind_bytes) // page) * page
+    memory = mmap.mmap(-1, pages + page)
+    everything = np.frombuffer(memory, np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(everything.ctypes.data + pages), ctypes.c_size_t(page), 0) == 0
+    return everything[pages - behind_bytes - size_bytes : pages - behind_bytes]
 
-    def __init__(self, type_: TensorType, symbols: Mapping[str, int], poison: int = 0xA5) -> None:
+
+class Storage:
+    """A buffer with a tensor in it, poisoned around. With `edge`, a page that traps follows it."""
+
+    def __init__(self, type_: TensorType, symbols: Mapping[str, int], poison: int = 0xA5, edge: bool = False) -> None:
         self.shape = _numbers(type_.shape, symbols)
         self.strides = _numbers(type_.strides, symbols)
         item = type_.dtype.itemsize_bytes
@@ -89,7 +101,7 @@ class Storage:
         reach = sum((n - 1 + after) * s for n, s, (_, after) in zip(self.shape, self.strides, halo, strict=True))
         size = max(origin + reach + 1, 0) * item if 0 not in self.shape else 0
         size = max(size, _numbers([type_.storage_bytes], symbols)[0])
-        self.all = aligned(size + 2 * GUARD_BYTES)
+        self.all = fenced(size + GUARD_BYTES) if edge else aligned(size + 2 * GUARD_BYTES)
         self.all[:] = poison
         self.poison = poison
         self.bytes = self.all[GUARD_BYTES : GUARD_BYTES + size]
@@ -136,7 +148,10 @@ def run(
     symbols: Mapping[str, int] | None = None,
     threads: int = 1,
 ) -> list[np.ndarray]:
-    """The kernel's outputs. Inputs are logical arrays; constants are packed as the kernel asks."""
+    """The kernel's outputs. Inputs are logical arrays; constants are packed as the kernel asks.
+
+    With one thread, reading or writing behind the end of a buffer traps.
+    """
     symbols = symbols or {}
     keep: list[Any] = []
     addresses: list[int] = []
@@ -146,18 +161,18 @@ def run(
             steps = (recipe.source(0), *packed.recipe)
             made = recipe.run(steps, [Source("w", const_of(np.ascontiguousarray(array)))])
             assert made.shape == packed.shape and made.dtype == dtypes.BY_NUMBER[packed.dtype].numpy
-            place = aligned(made.nbytes + 512)
+            place = fenced(made.nbytes) if threads == 1 else aligned(made.nbytes)
             place[: made.nbytes] = made.view(np.uint8).reshape(-1) if made.size else []
             keep.append(place)
             addresses.append(place.ctypes.data)
             continue
-        storage = Storage(operand.type, symbols)
+        storage = Storage(operand.type, symbols, edge=threads == 1)
         if 0 not in storage.shape:
             storage.with_halo()[...] = 0
             storage.logical[...] = array
         keep.append((storage, storage.all.copy()))
         addresses.append(storage.address)
-    outputs = [Storage(operand.type, symbols, 0xFF) for operand in kernel.outputs]
+    outputs = [Storage(operand.type, symbols, 0xFF, threads == 1) for operand in kernel.outputs]
     addresses += [storage.address for storage in outputs]
     dims = _numbers(emitted.dims, symbols)
     scratch_bytes = _numbers([emitted.scratch_bytes], symbols)[0]
