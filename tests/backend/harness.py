@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import mmap
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,6 +27,7 @@ from aot.kernel import Kernel
 from aot.program import Source
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="aot-kernels-"))
+atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 GUARD_BYTES = 4096
 """Poisoned bytes around every buffer: what a kernel must not touch."""
 
