@@ -176,9 +176,8 @@ class _Attend:
         code.line("const i64 block_rows = rows / blocks, tall_blocks = rows % blocks, shared = heads / key_heads;")
         place = f"({self.type} *)args->scratch"
         for name, size in self._scratch():
-            if size != 0:
-                code.line(f"{self.type} *const {name} = {place};")
-                place = f"{name} + {dims.text(size)}"
+            code.line(f"{self.type} *const {name} = {place};")
+            place = f"{name} + {dims.text(size)}"
         code.line(
             f"const i64 score_stride = {dims.text(self.score_stride)}, out_stride = {dims.text(self.out_stride)};"
         )
@@ -385,7 +384,7 @@ class _Attend:
         width, lanes, name = self.dims.text(self.width), self.lanes, self.type
         with code.block("for (i64 i = 0; i < tall; i++)"):
             code.line("const i64 s = s0 + i;")
-            norm = "sums[i] == 0 ? 0 : 1 / sums[i]" if self.root.zero_empty else "1 / sums[i]"
+            norm = "sums[i] == 0 ? 0 : 1 / sums[i]" if self.root.zero_empty else "keys > 0 ? 1 / sums[i] : 0"
             code.line(f"const {name} norm = {norm};")
             with code.block(f"for (i64 d = 0; d < {width}; d += {lanes})"):
                 code.line(f"const v_{name} out = load_{name}(result + i * out_stride + d) * norm;")

@@ -68,6 +68,13 @@ def test_masks_and_heads(isa: Isa) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+def test_nothing_to_see(isa: Isa) -> None:
+    kernel = attend_kernel(2, 2, 3, 0, 16)
+    (result,) = run(kernel, emit_attend(kernel, isa), isa, [np.ones((2, 2, s, 16), np.float32) for s in (3, 0, 0)])
+    assert (result == 0).all()
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [F64, BF16])
 def test_other_types(isa: Isa, dtype: DType) -> None:
     check(attend_kernel(2, 2, 15, 21, 32, dtype=dtype), isa)
@@ -86,4 +93,5 @@ def test_dynamic_sizes(isa: Isa, causal: bool) -> None:
     b, s, t = (Symbol(name).dim for name in "bst")
     kernel = attend_kernel(b, 2, s, t, 32, mask="keys", causal=causal)
     for sizes in ((1, 1, 1), (2, 5, 9), (1, 12, 64), (3, 31, 100), (1, 2, 2100)):
-        check(kernel, isa, dict(zip("bst", sizes, strict=True)), threads=sizes[0] == 3)
+        symbols = dict(zip("bst", sizes, strict=True))
+        check(kernel, isa, symbols, threads=symbols["b"] == 3)
