@@ -114,7 +114,7 @@ def test_exact_mode_rounds_after_every_operation(tmp_path: Path, cache: Path) ->
     random = np.random.default_rng(5)
     x, w, b = (random.standard_normal((64, 48)).astype(np.float32) for _ in range(3))
     nodes = [helper.make_node("Mul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "b"], ["y"])]
-    shape = ["n", 48]
+    shape: list[str | int | None] = ["n", 48]
     ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xwby"]
     graph = helper.make_graph(nodes, "axpy", ports[:3], ports[3:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
