@@ -10,13 +10,14 @@ computed once, in any order (parallel). Later axes are reduction axes: they appe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from aot.dims import Dim
 from aot.dtypes import DType
 from aot.expr import Expr
-from aot.ir import TensorType
+from aot.ir import Attr, TensorType
 
 
 class Kind(Enum):
@@ -31,6 +32,10 @@ class Kind(Enum):
     ATTEND = "attend"
     GATHER = "gather"
     VIEW = "view"
+    SORT = "sort"
+    SCATTER = "scatter"
+    RANDOM = "random"
+    RECUR = "recur"
     OPAQUE = "opaque"
     KERNEL = "kernel"  # the fused node itself
 
@@ -138,7 +143,21 @@ class ScanRoot:
     accumulate: DType
 
 
-Root = ContractRoot | WindowRoot | AttendRoot | ScanRoot
+@dataclass(frozen=True, slots=True)
+class OwnedRoot:
+    """A whole op whose emitter writes every output itself (kinds SORT, SCATTER, RECUR, OPAQUE); the kernel has no stores.
+
+    `operands` and `results`: for each operand and result of the op, its number among the kernel's inputs
+    and outputs; None where it is not given, or read by nobody.
+    """
+
+    op: str
+    attrs: Mapping[str, Attr]
+    operands: tuple[int | None, ...]
+    results: tuple[int | None, ...]
+
+
+Root = ContractRoot | WindowRoot | AttendRoot | ScanRoot | OwnedRoot
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from aot.kernel import (
     ContractRoot,
     Kernel,
     KernelOperand,
+    OwnedRoot,
     Root,
     ScanRoot,
     Store,
@@ -40,11 +41,15 @@ ROOT_OPS = frozenset({"matmul", "conv", "attention", "cumsum", "cumprod"})
 
 POOLS = frozenset({"max_pool", "avg_pool"})
 
+OWNED_KINDS = frozenset({Kind.SORT, Kind.SCATTER, Kind.RECUR, Kind.OPAQUE})
+"""Kinds whose op is a kernel by itself: its emitter writes every output."""
+
 
 def is_direct(op: str) -> bool:
     """Whether a body may hold the op as it is; the others are decomposed first."""
     definition = OPS[op]
-    return bool(op in ROOT_OPS or op in POOLS or definition.body or definition.access or definition.reduce)
+    rules = definition.body or definition.access or definition.reduce
+    return bool(op in ROOT_OPS or op in POOLS or definition.kind in OWNED_KINDS or rules)
 
 
 def expand_body(body: Graph) -> Graph:
@@ -359,6 +364,8 @@ def lower(node: Node, is_constant: Callable[[Value], bool]) -> Kernel:
     if node.op != "kernel":
         raise CompilerError("only kernel nodes are lowered", where=node.where)
     body = expand_body(node.regions[0])
+    if any(OPS[inner.op].kind in OWNED_KINDS for inner in body.nodes):
+        return _lower_owned(node, body, is_constant)
     primary = body.outputs[0].type.shape
     lowering = _Lowering(body, primary)
     stores: list[Store] = []
@@ -383,6 +390,31 @@ def lower(node: Node, is_constant: Callable[[Value], bool]) -> Kernel:
         outputs,
         tuple(stores),
         lowering.root,
+        node.locs,
+    )
+
+
+def _lower_owned(node: Node, body: Graph, is_constant: Callable[[Value], bool]) -> Kernel:
+    """The kernel of one op that owns its loops; its axes are those of its first output, for the reader only."""
+    if len(body.nodes) != 1:
+        raise CompilerError(f"{len(body.nodes)} ops in a kernel of one", where=node.where)
+    (inner,) = body.nodes
+    read = {value: number for number, value in enumerate(body.inputs)}
+    made = {value: number for number, value in enumerate(body.outputs)}
+    if any(value is not None and value not in read for value in inner.inputs):
+        raise CompilerError("an operand of a root must be an input of its kernel", where=node.where)
+    operands = tuple(None if value is None else read[value] for value in inner.inputs)
+    root = OwnedRoot(inner.op, inner.attrs, operands, tuple(made.get(value) for value in inner.outputs))
+    shape = body.outputs[0].type.shape
+    return Kernel(
+        str(node.attrs["name"]),
+        OPS[inner.op].kind,
+        tuple(Axis(extent, f"i{number}") for number, extent in enumerate(shape)),
+        len(shape),
+        tuple(KernelOperand(value.type, is_constant(value)) for value in node.operands),
+        tuple(KernelOperand(value.type) for value in node.outputs),
+        (),
+        root,
         node.locs,
     )
 

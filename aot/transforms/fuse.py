@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from aot.dims import Dim, typical
 from aot.ir import ROW_MAJOR, Const, Graph, Level, Node, Value, live
-from aot.lower import POOLS, ROOT_OPS
+from aot.lower import OWNED_KINDS, POOLS, ROOT_OPS
 from aot.ops import OPS, Kind
 from aot.ops.helpers import int_attr, ints_attr
 from aot.passes import Context, transform
@@ -48,6 +48,11 @@ class _Cluster:
     position: int = 0
     version: int = 0
     refused: set[int] = field(default_factory=set)
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether the root is a kernel by itself."""
+        return self.root is not None and OPS[self.root.op].kind in OWNED_KINDS
 
 
 @transform(takes=Level.CORE, gives=Level.FUSED)
@@ -217,6 +222,8 @@ class _Fuser:
 
     def _why_not(self, producer: _Cluster, consumer: _Cluster) -> str | None:
         """The reason a merge is not possible, or None."""
+        if producer.is_owned or consumer.is_owned:
+            return "an op that writes its results itself is a kernel of its own"
         if producer.root is not None and consumer.root is not None:
             return "both have loops of their own"
         values = self._between(producer, consumer)
@@ -377,7 +384,7 @@ class _Fuser:
             for value in node.inputs:
                 if value is None or value in inside:
                     operands.append(None if value is None else inside[value])
-                elif value in self.graph.consts and self.graph.consts[value].bytes <= value.type.dtype.itemsize_bytes:
+                elif value in self.graph.consts and _is_scalar(self.graph.consts[value]) and not cluster.is_owned:
                     consts[value] = self.graph.consts[value]
                     operands.append(value)
                 else:
@@ -397,10 +404,15 @@ class _Fuser:
         return Node("kernel", tuple(inputs), tuple(outputs.values()), attrs, locs, (region,)), outputs
 
 
+def _is_scalar(const: Const) -> bool:
+    """Whether the constant has one element: its value then stands in the kernel's text."""
+    return all(extent == 1 for extent in const.shape)
+
+
 def _new_cluster(number: int, node: Node) -> _Cluster:
     shape = node.outputs[0].type.shape
     kind = OPS[node.op].kind
-    root = node if node.op in ROOT_OPS or node.op in POOLS else None
+    root = node if node.op in ROOT_OPS or node.op in POOLS or kind in OWNED_KINDS else None
     if kind is Kind.REDUCE:
         source = node.operands[0].type
         axes = reduced_axes(node)

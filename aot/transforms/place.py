@@ -16,7 +16,7 @@ from aot import dims as dimension
 from aot import expr
 from aot.errors import CompilerError
 from aot.ir import Graph, Layout, Level, Node, TensorType, Value
-from aot.kernel import AttendRoot, ContractRoot, Kernel, ScanRoot, WindowRoot
+from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, ScanRoot, WindowRoot
 from aot.lower import lower
 from aot.offsets import Block, check, check_symbolic, place, place_symbolic
 from aot.passes import Context, transform
@@ -132,6 +132,8 @@ def _reads_where_it_writes(kernel: Kernel, operand: int) -> bool:
         return False
     if isinstance(roots, AttendRoot) and operand in (roots.q, roots.k, roots.v):
         return False
+    if isinstance(roots, OwnedRoot):  # a scatter changes elements of its data; the rest stays as it is
+        return kernel.kind is Kind.SCATTER and operand == roots.operands[0]
     in_root: list[expr.Expr] = []
     if isinstance(roots, ContractRoot):
         in_root = [roots.a, roots.b]

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from aot.backend.base import Emitted
 from aot.backend.cpu import build as builder
 from aot.backend.cpu.attend import emit_attend
 from aot.backend.cpu.contract import emit_contract
-from aot.backend.cpu.isa import ISAS, isa_of, isa_of_target
+from aot.backend.cpu.isa import ISAS, Isa, isa_of, isa_of_target
 from aot.backend.cpu.loops import emit_loops
 from aot.backend.cpu.prelude import assemble
 from aot.backend.cpu.scan import emit_scan
+from aot.backend.cpu.scatter import emit_scatter
+from aot.backend.cpu.sort import emit_sort
 from aot.backend.cpu.window import emit_window
-from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, ScanRoot, WindowRoot
+from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, ScanRoot, WindowRoot
 from aot.target import Target
+
+OWNED: Mapping[str, Callable[[Kernel, Isa], Emitted]] = {
+    "sort": emit_sort, "top_k": emit_sort, "scatter_elements": emit_scatter, "scatter_nd": emit_scatter,
+}  # fmt: skip
+"""The emitters of ops that own their loops."""
 
 
 class CpuBackend:
@@ -23,7 +30,7 @@ class CpuBackend:
 
     name = "cpu"
     default_architectures: tuple[str, ...] = ("x86-64-v4", "x86-64-v3")
-    kinds: frozenset[Kind] = frozenset(Kind) - {Kind.OPAQUE}
+    kinds: frozenset[Kind] = frozenset(Kind)
     decomposes: frozenset[str] = frozenset()
 
     def target(self, architecture: str) -> Target:
@@ -40,6 +47,8 @@ class CpuBackend:
             return emit_attend(kernel, isa)
         if isinstance(root, ScanRoot):
             return emit_scan(kernel, isa)
+        if isinstance(root, OwnedRoot):
+            return OWNED[root.op](kernel, isa)
         return emit_loops(kernel, isa)
 
     def build(
