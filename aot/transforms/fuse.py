@@ -342,7 +342,6 @@ class _Fuser:
     # Making the graph.
 
     def _emit(self) -> Graph:
-        made: dict[int, Node] = {}
         renamed: dict[Value, Value] = {}
         units: dict[int, tuple[int, Node | _Cluster]] = {}
         for node in self.graph.nodes:
@@ -360,7 +359,6 @@ class _Fuser:
             else:
                 kernel, fresh = self._kernel(unit, names)
                 renamed.update(fresh)
-                made[unit.number] = kernel
                 nodes.append(kernel)
         nodes = [
             replace(node, inputs=tuple(renamed.get(v, v) if v is not None else None for v in node.inputs))
