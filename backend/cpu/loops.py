@@ -14,7 +14,8 @@ Invariant: the order of every reduction follows from shapes alone, never from th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from aot import dims as dimension
@@ -24,8 +25,10 @@ from aot.backend.cpu.code import Code, DimTable, register_dtype, vector_type
 from aot.backend.cpu.frame import bytes_moved, kernel_body, zero_halos
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.nest import (
+    Turn,
     assumed_extent,
     axes_of_reduce,
+    find_turn,
     flatten,
     free_axes,
     lane_cost,
@@ -37,7 +40,7 @@ from aot.backend.cpu.nest import (
 from aot.backend.cpu.render import Renderer, Scope
 from aot.dims import Dim
 from aot.dtypes import I32
-from aot.expr import Expr, cast, const, walk
+from aot.expr import Expr, cast, const, rewrite, walk
 from aot.kernel import Kernel, Store
 
 PIECE = 2048
@@ -156,6 +159,10 @@ class _Emitter:
         vector = self._choose(kept)
         with self.code.block():
             self.renderer = Renderer(unified, self.dims, self.isa, self.code)
+            turn = None if reduces_of(self.group.values) else find_turn(unified, kept, self.isa.lanes)
+            if turn is not None:
+                self._turned(kept, turn)
+                return
             self.buffers = self._plan_buffers(self._width(vector) * self.isa.lanes if vector is not None else 1)
             self._units(kept, vector)
         if vector is not None:
@@ -209,29 +216,53 @@ class _Emitter:
             whole = isinstance(extent, int) and extent <= piece
             if not whole:
                 counted.append((dimension.ceildiv(extent, piece), "piece"))
-        code.line(f"const i64 units = {' * '.join(dims.text(extent) for extent, _ in counted) or '1'};")
-        code.line("i64 unit = units * args->thread / args->thread_count;")
-        code.line("const i64 units_end = units * (args->thread + 1) / args->thread_count;")
-        code.line("i64 rest = unit;")
-        for position, (extent, name) in reversed(list(enumerate(counted))):
-            text = dims.text(extent)
-            if position == 0:
-                code.line(f"i64 {name} = rest;")
-            elif isinstance(extent, int) and extent > 0:
-                code.line(f"i64 {name} = rest % {text}; rest /= {text};")
-            else:
-                code.line(f"i64 {name} = 0; if ({text} > 0) {{ {name} = rest % {text}; rest /= {text}; }}")
-        with code.block("for (; unit < units_end; unit++)"):
+        with counted_units(code, dims, counted):
             scope = self.renderer.scope(axes)
             if vector is None:
                 self._unit([_Place(scope, scope, frozenset(axes))])
             else:
                 self._pieces(vector, scope, frozenset(axes), piece, whole)
-            step = ""
-            for position, (extent, name) in reversed(list(enumerate(counted))):
-                step += f"if (++{name} == {dims.text(extent)}) {{ {name} = 0; " if position else f"{name}++;"
-            if counted:
-                code.line(step + " }" * (len(counted) - 1))
+
+    def _turned(self, kept: Sequence[int], turn: Turn) -> None:
+        """Square tiles between two memory orders: blocks are loaded along one axis and stored along the other."""
+        code, dims, lanes = self.code, self.dims, self.isa.lanes
+        write, read = turn.write, turn.read
+        outer = [a for a in kept if a not in (write, read)]
+        counted = [(self.kernel.axes[a].extent, f"i{a}") for a in outer]
+        counted += [(dimension.ceildiv(self.kernel.axes[a].extent, lanes), f"tile{a}") for a in (read, write)]
+        names = [self.renderer.name("square") for _ in turn.loads]
+        step = lanes + 1  # no two rows of a tile begin at the same place of the cache
+        for load, name in zip(turn.loads, names, strict=True):
+            code.line(f"{_held_name(load)} {name}[{lanes * step}];")
+
+        def tile(rows: str, columns: str, is_whole: bool) -> None:
+            with code.block(f"for (i64 i = 0; i < {rows}; i++)"):
+                axes = {write: f"(first{write} + i)", read: f"first{read}"}
+                inner = self.renderer.scope(axes, read, None if is_whole else columns, parent=scope)
+                for load, name in zip(turn.loads, names, strict=True):
+                    inner.code.line(f"store_{_held_name(load)}({name} + i * {step}, {inner.value(load)});")
+            with code.block(f"for (i64 i = 0; i < {columns}; i++)"):
+                held: dict[Expr, str] = {}
+                for load, name in zip(turn.loads, names, strict=True):
+                    held[load] = self.renderer.name()
+                    text = f"gather_{_held_name(load)}({name} + i, {step}, {rows})"
+                    code.line(f"const {vector_type(load.dtype)} {held[load]} = {text};")
+                axes = {write: f"first{write}", read: f"(first{read} + i)"}
+                inner = self.renderer.scope(axes, write, None if is_whole else rows, values=held, parent=scope)
+                for store in self.group.stores:
+                    inner.store(store)
+
+        with counted_units(code, dims, counted):
+            scope = self.renderer.scope({a: f"i{a}" for a in outer})
+            for a in (read, write):
+                code.line(f"const i64 first{a} = tile{a} * {lanes}, left{a} = {self._extent(a)} - first{a};")
+            with code.block(f"if (left{read} >= {lanes} && left{write} >= {lanes})"):
+                tile(str(lanes), str(lanes), True)
+            with code.block("else"):
+                for a in (read, write):
+                    code.line(f"const i64 count{a} = left{a} < {lanes} ? left{a} : {lanes};")
+                tile(f"count{write}", f"count{read}", False)
+        self.notes.append(f"tiles of {self.kernel.axes[read].name} and {self.kernel.axes[write].name}")
 
     def _pieces(self, vector: int, scope: Scope, axes: frozenset[int], piece: int, whole: bool) -> None:
         """The blocks along the vector axis that belong to a unit."""
@@ -516,11 +547,18 @@ class _Emitter:
                 users[node] = users.get(node, 0) + 1
         result: dict[Expr, str] = {}
         covered: set[Expr] = set()
+
+        def kept_as_constant(inner: Expr) -> Expr | None:
+            return const(0, inner.dtype) if inner in result else None
+
         for part in parts:
             for node in reversed(part):
                 if users[node] > 1 and node not in covered and row in free_axes(node):
                     covered.update(walk(node))
-                    if work_of(node) >= 8 or len(loads_of([node])) > 1:
+                    # What is kept already counts as one load.
+                    rest = rewrite(node, kept_as_constant)
+                    loads = len(loads_of([rest])) + sum(kept in walk(node) for kept in result)
+                    if work_of(rest) >= 8 or loads > 1:
                         result[node] = self._allocate(node, row, step)
         return result
 
@@ -544,6 +582,33 @@ class _Emitter:
                 self.code.line(f"const {type_} {name} = load_{_held_name(node)}({self.buffers[node]} + {position});")
                 result[node] = name
         return result
+
+
+@contextmanager
+def counted_units(code: Code, dims: DimTable, counted: Sequence[tuple[Dim, str]]) -> Iterator[None]:
+    """The loop over this thread's share of the units, which are the indices of `counted` (extent, C name) axes.
+
+    The indices are taken apart once and then kept up by counting: divisions are slow.
+    """
+    code.line(f"const i64 units = {' * '.join(dims.text(extent) for extent, _ in counted) or '1'};")
+    code.line("i64 unit = units * args->thread / args->thread_count;")
+    code.line("const i64 units_end = units * (args->thread + 1) / args->thread_count;")
+    code.line("i64 rest = unit;")
+    for position, (extent, name) in reversed(list(enumerate(counted))):
+        text = dims.text(extent)
+        if position == 0:
+            code.line(f"i64 {name} = rest;")
+        elif isinstance(extent, int) and extent > 0:
+            code.line(f"i64 {name} = rest % {text}; rest /= {text};")
+        else:
+            code.line(f"i64 {name} = 0; if ({text} > 0) {{ {name} = rest % {text}; rest /= {text}; }}")
+    with code.block("for (; unit < units_end; unit++)"):
+        yield
+        step = ""
+        for position, (extent, name) in reversed(list(enumerate(counted))):
+            step += f"if (++{name} == {dims.text(extent)}) {{ {name} = 0; " if position else f"{name}++;"
+        if counted:
+            code.line(step + " }" * (len(counted) - 1))
 
 
 def _of_one(node: Expr) -> Expr:

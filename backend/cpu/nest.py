@@ -8,7 +8,7 @@ long. Axis numbers keep their meaning; an axis that is gone has extent 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from aot.backend.cpu.affine import Affine, affine_of, flat_offset, lane_limits, step_bounds
 from aot.dims import Dim, Symbol, terms_of
@@ -303,12 +303,48 @@ def lane_cost(kernel: Kernel, loads: Iterable[Expr], stores: Iterable[Store], nu
 
 def _access_cost(offset: Affine, number: int) -> float:
     """In loads of a block: 1 where the lanes are neighbours in memory."""
-    if any(number in free_axes(term) for term, _ in offset.rest):
+    if _in_rest(offset, number):
         return 3.0 if step_bounds(offset.expr(), number)[1] <= 1 else 40.0
     stride = offset.coefficients.get(number, 0)
     if stride == 0:
         return 0.2
     return 1.0 if stride == 1 else 16.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A change of memory order: `loads` are neighbours along axis `read`, every store along axis `write`."""
+
+    write: int
+    read: int
+    loads: tuple[Expr, ...]
+
+
+def find_turn(kernel: Kernel, kept: Sequence[int], lanes: int) -> Turn | None:
+    """The axes of a kernel without reductions that moves elements from one order to another, or None."""
+    stored = [affine_of(store.indices[0]) for store in kernel.stores]
+    writes = [a for a in kept if all(o.coefficients.get(a, 0) == 1 and not _in_rest(o, a) for o in stored)]
+    if not writes or assumed_extent(kernel, writes[0]) < lanes // 2:
+        return None
+    write = writes[0]
+    found: dict[int, list[Expr]] = {}
+    for load in loads_of(store.value for store in kernel.stores):
+        offset = affine_of(load.args[0])
+        if len(load.args) > 1 or _in_rest(offset, write) or offset.coefficients.get(write, 0) in (0, 1):
+            continue
+        for read in kept:
+            if read != write and offset.coefficients.get(read, 0) == 1 and not _in_rest(offset, read):
+                found.setdefault(read, []).append(load)
+    found = {read: loads for read, loads in found.items() if assumed_extent(kernel, read) >= lanes // 2}
+    if not found:
+        return None
+    read = max(found, key=lambda a: len(found[a]))
+    return Turn(write, read, tuple(found[read]))
+
+
+def _in_rest(offset: Affine, number: int) -> bool:
+    """Whether an offset depends on an axis otherwise than by a multiple of it."""
+    return any(number in free_axes(term) for term, _ in offset.rest)
 
 
 def work_of(expr: Expr) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aot.backend.cpu import CpuBackend
-from aot.backend.cpu.isa import V4, Isa
+from aot.backend.cpu.isa import V3, V4, Isa
 from aot.builder import Builder
 from aot.dims import Dim, Symbol
 from aot.dtypes import F32, I64, from_numpy
@@ -22,6 +22,7 @@ from tests.backend.harness import ISAS, run, run_threads
 from tests.ops.samples import cases
 
 BACKEND = CpuBackend()
+LEVELS = [isa for isa in (V3, V4) if any(isa is p.values[0] and not p.marks for p in ISAS)]
 
 
 def kernel_of(
@@ -100,9 +101,10 @@ def test_every_op(name: str, sample: Sample) -> None:
     kernel = single(name, sample)
     if kernel is None:
         return
-    emitted = BACKEND.emit(kernel, V4.target)
     arrays = [a for a in sample.operands if a is not None]
-    got = run(kernel, emitted, V4, arrays)
+    isa = LEVELS[sum(a.size for a in arrays) % len(LEVELS)]  # each op meets both in some of its samples
+    emitted = BACKEND.emit(kernel, isa.target)
+    got = run_threads(kernel, emitted, isa, arrays)
     expected = evaluate_op(OPS[name], OPS[name].check_attrs(sample.attrs), sample.operands)
     for g, e in zip(got, expected, strict=True):
         compare(g, e, sample.relative, sample.absolute)
@@ -237,6 +239,20 @@ def test_gathers(isa: Isa) -> None:
     x = normal(2, 3, 8, 9)
     check(isa, lambda b, x: b.transpose(x, perm=(0, 2, 3, 1)), x)
     check(isa, lambda b, x: b.transpose(x, perm=(3, 0, 2, 1)), x)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["float32", "bool", "int64", "uint8", "float16"])
+def test_transposes_go_by_tiles(isa: Isa, dtype: str) -> None:
+    x = (normal(3, 37, 70) * 2).astype(dtype)
+    kernel = check(isa, lambda b, x: b.transpose(x, perm=(0, 2, 1)), x)
+    assert "tiles of" in BACKEND.emit(kernel, isa.target).schedule
+    check(isa, lambda b, x: b.transpose(x, perm=(2, 1, 0)), x)
+    shapes: list[tuple[Dim, ...]] = [(3, S.dim, T.dim)]
+    for size in ((0, 5), (1, 1), (16, 16), (5, 100), (33, 17)):
+        y = (normal(3, *size) * 2).astype(dtype)
+        symbols = {"S": size[0], "T": size[1]}
+        check(isa, lambda b, x: b.transpose(x, perm=(2, 0, 1)), y, shapes=shapes, symbols=symbols)
 
 
 @pytest.mark.parametrize("isa", ISAS)
