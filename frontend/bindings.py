@@ -38,6 +38,7 @@ class Bindings:
         self._used: set[str] = set()
         self._by_text: dict[str, Symbol] = {}
         self._replaced: dict[str, Dim] = {}
+        self._axis: dict[str, int] = {}  # where each symbol first stands in an input
 
     def restart(self) -> None:
         """Forgets which options were used; the conditions found so far stay."""
@@ -54,7 +55,10 @@ class Bindings:
         text = declared if isinstance(declared, str) else ""
         if text in _UNNAMED or _EXPRESSION.search(text):
             text = key
-        return self._named(text, f"{name}_d{axis}" if text == key else text)
+        dim = self._named(text, f"{name}_d{axis}" if text == key else text)
+        if text in self._by_text:
+            self._axis.setdefault(self._by_text[text].name, axis)
+        return dim
 
     def _named(self, text: str, wish: str) -> Dim:
         """The extent behind a symbol of the model, by the model's own text for it."""
@@ -124,7 +128,7 @@ class Bindings:
 
     def resolve(self, left: Dim, right: Dim, where: str) -> bool:
         """Finds a condition that makes the two equal, and keeps it. False where there is none."""
-        for trial, text in _conditions(left, right):
+        for trial, text in (*_conditions(left, right), *_equal_factors(left - right, self._axis)):
 
             def put(found: Symbol, trial: Mapping[str, Dim] = trial) -> Dim:
                 return trial.get(found.name, found.dim)
@@ -178,6 +182,23 @@ def _conditions(left: Dim, right: Dim) -> Iterator[tuple[dict[str, Dim], str]]:
                 if symbol.hi is None or symbol.hi >= least:
                     dim = replace(symbol, divisor=divisor, lo=least).dim
                     yield {symbol.name: dim}, f"{symbol} must be a multiple of {divisor}"
+
+
+def _equal_factors(difference: Dim, axis: Mapping[str, int]) -> Iterator[tuple[dict[str, Dim], str]]:
+    """Symbols of a quotient's two sides that may be one: `a * b // c`, where nothing says that c divides a * b.
+
+    Exporters name the batch of each input on its own; a reshape of one by the batch of another then divides so.
+    Symbols of the same axis come first.
+    """
+    for call in _calls(difference):
+        divisor = _plain_symbol(call.args[1]) if call.function == "floordiv" else None
+        if divisor is None:
+            continue
+        found = [s for s in dimension.symbols_of(call.args[0]) if s.origin == "input" and s.name != divisor.name]
+        for symbol in sorted(found, key=lambda s: axis.get(s.name, -1) != axis.get(divisor.name, -2)):
+            merged = _merge(divisor, symbol)
+            if merged is not None:
+                yield {divisor.name: merged.dim, symbol.name: merged.dim}, f"{divisor} must equal {symbol}"
 
 
 def _merge(left: Symbol, right: Symbol) -> Symbol | None:

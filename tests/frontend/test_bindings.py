@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from onnx import helper
 
@@ -95,6 +96,20 @@ def test_conditions(left: Dim, right: Dim, note: str) -> None:
 @pytest.mark.parametrize(("left", "right"), [(3, 4), (A, A + 1), (A, -2), (A * B, C * C + 1), (A, 0)])
 def test_no_condition(left: Dim, right: Dim) -> None:
     assert not Bindings().resolve(left, right, "node")
+
+
+def test_a_reshape_by_the_batch_of_another_input() -> None:
+    """torch names every input's batch on its own; `mask.view(batch, -1)` then divides by the other one."""
+    x, mask = (FLOAT, ["s10", "s21"]), (FLOAT, ["s86", "s12"])
+    nodes = [
+        node("Shape", ["x"], ["size"], end=1),
+        node("Concat", ["size", "rest"], ["wanted"], axis=0),
+        node("Reshape", ["mask", "wanted"], ["flat"]),
+        node("Add", ["x", "flat"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": x, "mask": mask}, ["y"], constants={"rest": np.array([-1])})
+    first, second = load(model).inputs
+    assert first.type.shape == second.type.shape and first.type.shape[0] != first.type.shape[1]
 
 
 def test_conditions_compose() -> None:

@@ -15,6 +15,7 @@ from aot.ir import Value
 from aot.options import CompileOptions
 from aot.passes import Context
 from aot.transforms.simplify import SIMPLIFY_RULES, simplify
+from aot.transforms.simplify_batches import BATCH_RULES, joined_axes
 from aot.transforms.simplify_indices import INDEX_RULES
 from aot.transforms.simplify_linear import LINEAR_RULES
 from aot.transforms.simplify_reshapes import RESHAPE_RULES
@@ -38,7 +39,7 @@ from tests.passes.cases import (
 )
 
 RULES = {rule.name: rule for rule in SIMPLIFY_RULES}
-OWN_RULES = (*LINEAR_RULES, *INDEX_RULES, *RESHAPE_RULES, *TRANSPOSE_RULES)
+OWN_RULES = (*LINEAR_RULES, *INDEX_RULES, *BATCH_RULES, *RESHAPE_RULES, *TRANSPOSE_RULES)
 M = N.dim
 NORM = {"epsilon": 1e-3}
 
@@ -508,8 +509,106 @@ def test_rule(case: Case) -> None:
     check(case, RULES)
 
 
+def heads(b: Builder, name: str, rows: Any = 5, depth: int = 4, count: int = 3) -> Value:
+    return f(b, name, M, count, rows, depth)
+
+
+def joined(b: Builder, value: Value) -> Value:
+    batch, count, *rest = value.type.shape
+    result: Value = b.reshape(value, shape=(batch * count, *rest))
+    return result
+
+
+def single(b: Builder, value: Value) -> Value:
+    batch, count, *rest = value.type.shape
+    result: Value = b.reshape(value, shape=(batch * count, 1, *rest))
+    return result
+
+
+def joined_attention(b: Builder, *mask: Value) -> Value:
+    q, k, v = (single(b, heads(b, name)) for name in "qkv")
+    result: Value = b.attention(q, k, v, *mask, scale=0.5, causal=False)
+    return result
+
+
+BATCHES: list[Case] = [
+    fires(
+        "transpose_between_reshapes",
+        lambda b: b.reshape(b.transpose(joined(b, heads(b, "x")), perm=(0, 2, 1)), shape=(M, 3, 4, 5)),
+        "transpose",
+    ),
+    fires(
+        "transpose_between_reshapes",
+        lambda b: b.reshape(b.transpose(joined(b, heads(b, "x")), perm=(2, 0, 1)), shape=(4, M, 3, 1, 5)),
+        "transpose reshape",
+    ),
+    declines(
+        "transpose_between_reshapes",
+        lambda b: b.reshape(b.transpose(joined(b, heads(b, "x")), perm=(0, 2, 1)), shape=(3, M, 4, 5)),
+        "not split as they were",
+    ),
+    declines(
+        "transpose_between_reshapes",
+        lambda b: b.reshape(
+            b.transpose(b.reshape(heads(b, "x"), shape=(M, 3, 5, 2, 2)), perm=(0, 2, 1, 3, 4)), shape=(M, 15, 4)
+        ),
+    ),
+    fires(
+        "matmul_of_joined_batches",
+        lambda b: b.matmul(joined(b, heads(b, "q")), joined(b, heads(b, "k", 4, 6))),
+        "matmul reshape",
+    ),
+    fires(
+        "matmul_of_joined_batches",
+        lambda b: b.matmul(joined(b, heads(b, "q")), b.transpose(joined(b, heads(b, "k", 6)), perm=(0, 2, 1))),
+        "transpose matmul reshape",
+    ),
+    declines(
+        "matmul_of_joined_batches",
+        lambda b: b.matmul(joined(b, heads(b, "q")), f(b, "k", 3 * M, 4, 6)),
+    ),
+    declines(
+        "matmul_of_joined_batches",
+        lambda b: b.matmul(joined(b, heads(b, "q")), b.reshape(f(b, "k", 3, M, 4, 6), shape=(3 * M, 4, 6))),
+        "join different axes",
+    ),
+    fires("rows_of_joined_batches", lambda b: b.softmax(joined(b, heads(b, "x")), axis=-1), "softmax reshape"),
+    fires(
+        "rows_of_joined_batches",
+        lambda b: b.layer_norm(joined(b, heads(b, "x")), w(b, 5, 4), axis=1, epsilon=1e-5),
+        "layer_norm reshape",
+    ),
+    declines("rows_of_joined_batches", lambda b: b.softmax(joined(b, heads(b, "x")), axis=1)),
+    declines("rows_of_joined_batches", lambda b: b.softmax(b.reshape(heads(b, "x"), shape=(M, 3, 20)), axis=-1)),
+    fires("attention_of_joined_heads", lambda b: joined_attention(b), "attention reshape"),
+    fires("attention_of_joined_heads", lambda b: joined_attention(b, f(b, "m", 5, 5)), "attention reshape"),
+    declines("attention_of_joined_heads", lambda b: joined_attention(b, f(b, "m", 3 * M, 1, 1, 5)), "differs by batch"),
+    declines(
+        "attention_of_joined_heads",
+        lambda b: b.attention(
+            single(b, heads(b, "q")), single(b, heads(b, "k")), f(b, "v", 3 * M, 1, 5, 4), scale=1.0, causal=True
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", named(BATCHES))
+def test_batches(case: Case) -> None:
+    check(case, RULES)
+
+
+def test_joined_axes() -> None:
+    batch = M
+    assert joined_axes((batch, 3, 5), (batch * 3, 5)) == [[0, 1], [2]]
+    assert joined_axes((2, 1, 3), (6,)) == [[0, 1, 2]]
+    assert joined_axes((2, 3, 1), (2, 3)) == [[0], [1, 2]]
+    assert joined_axes((6, 4), (2, 12)) is None
+    assert joined_axes((2, 3), (3, 2)) is None
+    assert joined_axes((1, 4), (1, 4)) == [[], [0, 1]]
+
+
 def test_every_rule_has_both_cases() -> None:
-    assert uncovered([*LINEAR, *INDICES, *MOVES], OWN_RULES) == []
+    assert uncovered([*LINEAR, *INDICES, *BATCHES, *MOVES], OWN_RULES) == []
 
 
 def ops_after(build: Any, **options: Any) -> str:
