@@ -12,15 +12,19 @@ from aot.backend.cpu.contract import emit_contract
 from aot.backend.cpu.isa import ISAS, Isa, isa_of, isa_of_target
 from aot.backend.cpu.loops import emit_loops
 from aot.backend.cpu.prelude import assemble
+from aot.backend.cpu.recur import emit_recurrence
 from aot.backend.cpu.scan import emit_scan
 from aot.backend.cpu.scatter import emit_scatter
 from aot.backend.cpu.sort import emit_sort
+from aot.backend.cpu.trees import emit_trees
 from aot.backend.cpu.window import emit_window
 from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, ScanRoot, WindowRoot
 from aot.target import Target
 
 OWNED: Mapping[str, Callable[[Kernel, Isa], Emitted]] = {
     "sort": emit_sort, "top_k": emit_sort, "scatter_elements": emit_scatter, "scatter_nd": emit_scatter,
+    "tree_ensemble": emit_trees,
+    "recur_lstm": emit_recurrence, "recur_gru": emit_recurrence, "recur_rnn": emit_recurrence,
 }  # fmt: skip
 """The emitters of ops that own their loops."""
 

@@ -13,6 +13,7 @@ from functools import cache
 
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.mathematics import math_functions
+from aot.backend.cpu.sorting import sort_functions
 
 WIDTHS = {"f32": 4, "f64": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "u8": 1, "u16": 2, "u32": 4, "u64": 8}
 INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
@@ -23,6 +24,7 @@ _BASE = """\
 typedef float f32; typedef double f64;
 typedef __INT8_TYPE__ i8; typedef __INT16_TYPE__ i16; typedef __INT32_TYPE__ i32; typedef __INT64_TYPE__ i64;
 typedef __UINT8_TYPE__ u8; typedef __UINT16_TYPE__ u16; typedef __UINT32_TYPE__ u32; typedef __UINT64_TYPE__ u64;
+typedef unsigned __int128 u128;
 typedef struct {
   void *const *buffers; const i64 *dims; void *scratch; i32 thread; i32 thread_count;
 } aot_kernel_args;
@@ -64,7 +66,7 @@ def _types(isa: Isa) -> str:
 def functions(isa: Isa) -> Mapping[str, str]:
     """Every function of the library by name, each after those it names."""
     text = _memory(isa) + _selection(isa) + _integers() + _rounding(isa) + _conversion(isa) + math_functions(isa)
-    text += _folds(isa)
+    text += _folds(isa) + sort_functions()
     result: dict[str, str] = {}
     for part in re.split(r"(?m)^(?=static )", text):
         if part.strip():
