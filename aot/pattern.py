@@ -305,6 +305,7 @@ _KIND_COST = {
     Kind.CONTRACT: 100.0,
     Kind.WINDOW: 100.0,
     Kind.ATTEND: 100.0,
+    Kind.RECUR: 100.0,
     Kind.GATHER: 2.0,
     Kind.VIEW: 0.25,
 }

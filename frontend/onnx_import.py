@@ -21,6 +21,7 @@ from aot.frontend import (
     onnx_linear,
     onnx_model,
     onnx_norm,
+    onnx_recurrent,
     onnx_reduce,
     onnx_shapes,
     onnx_window,
@@ -41,7 +42,7 @@ _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryE
 
 # Importing these modules fills CONVERTERS.
 CONVERTER_MODULES = (
-    onnx_elementwise, onnx_gather, onnx_linear, onnx_norm, onnx_reduce, onnx_shapes, onnx_window,
+    onnx_elementwise, onnx_gather, onnx_linear, onnx_norm, onnx_recurrent, onnx_reduce, onnx_shapes, onnx_window,
 )  # fmt: skip
 ONE_TO_ONE: Mapping[str, str] = {onnx_name: op.name for op in OPS.values() for onnx_name in op.onnx}
 

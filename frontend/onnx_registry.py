@@ -208,6 +208,12 @@ class Context:
             self.fail(f"attribute {name!r} must be a list of floats")
         return tuple(map(shortest, value))
 
+    def texts_attribute(self, name: str, default: Sequence[str] | Any = ...) -> tuple[str, ...]:
+        value = self._attribute(name, (tuple,), default, "a list of strings")
+        if any(not isinstance(item, str) for item in value):
+            self.fail(f"attribute {name!r} must be a list of strings")
+        return tuple(value)
+
     def tensor_attribute(self, name: str) -> Const | None:
         """A tensor attribute, or None."""
         value = self._attribute(name, (TensorProto,), None, "a tensor")

@@ -16,7 +16,8 @@ from aot.passes import BackendInfo, Context, transform
 from aot.pattern import Match, Op, Rule, rewrite
 from aot.transforms.fold import fold_node
 
-ALWAYS = frozenset(("batch_norm", "reduce_mean", "conv_transpose"))  # no backend has kernels for these
+# No backend has kernels for these.
+ALWAYS = frozenset(("batch_norm", "reduce_mean", "conv_transpose", "lstm", "gru", "rnn"))
 _INSIDE_KERNELS = frozenset((Kind.ROW,))
 
 

@@ -151,7 +151,7 @@ class _Assigner:
         wish, weight = self.wanted.get(old, (_identity(rank), 0))
         if node.op == "conv":
             return channels_last(rank)
-        if node.op in ("matmul", "attention"):
+        if node.op in ("matmul", "attention") or OPS[node.op].kind is Kind.RECUR:
             return wish if wish and wish[-1] == rank - 1 else _identity(rank)
         if node.op == "copy" and node.output.type.layout.order:
             return node.output.type.layout.order
