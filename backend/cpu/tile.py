@@ -30,6 +30,10 @@ PREFETCH_BYTES = 256
 PREFETCH_ROWS = 5
 """Up to so many rows the weights' bandwidth decides, and prefetching them PREFETCH_BYTES ahead pays."""
 
+COLD_PREFETCH_BYTES = 512
+COLD_PANEL_BYTES = 16 << 10
+"""For more rows, panels at least this large are prefetched farther ahead: weights come from main memory."""
+
 UNROLLED = 8
 """Iterations of the innermost loop up to which it is written out: leaving a short loop costs as much as it does."""
 
@@ -188,6 +192,13 @@ class Tile:
         self._loop(code, names, a, 0, fixed, fixed_rows, panels)
         return names
 
+    def _prefetch_bytes(self, rows: int) -> int:
+        """How far ahead W is prefetched; 0: not at all."""
+        if rows <= PREFETCH_ROWS:
+            return PREFETCH_BYTES
+        small = self.panel_stride.isdigit() and int(self.panel_stride) * self.itemsize_bytes < COLD_PANEL_BYTES
+        return 0 if small or self.step != str(PANEL) else COLD_PREFETCH_BYTES
+
     def _loop(
         self, code: Code, names: list[list[str]], a: str, level: int, fixed: bool, fixed_rows: bool, panels: int
     ) -> None:
@@ -209,10 +220,9 @@ class Tile:
             blocks = []
             for j in range(panels):
                 base = f"w0 + {j * int(self.panel_stride)}" if fixed else f"w{j}"
-                if rows <= PREFETCH_ROWS:
-                    code.line(f"__builtin_prefetch((const char *)({base}) + {PREFETCH_BYTES}, 0, 3);")
-                    for line in range(1, self.used * self.itemsize_bytes // 64):
-                        code.line(f"__builtin_prefetch((const char *)({base}) + {PREFETCH_BYTES + 64 * line}, 0, 3);")
+                ahead = self._prefetch_bytes(rows)
+                for line in range(max(self.used * self.itemsize_bytes // 64, 1) if ahead else 0):
+                    code.line(f"__builtin_prefetch((const char *)({base}) + {ahead + 64 * line}, 0, 3);")
                 for h in range(each):
                     block = f"b{j}_{h}"
                     blocks.append(block)
