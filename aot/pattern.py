@@ -332,7 +332,8 @@ class Rule:
     """A rewrite: where `pattern` holds and `check` gives no reason against it, `replace` builds anew.
 
     `measure` names or computes what every rewrite lowers: removed nodes against added ones. `exact`:
-    the rewrite keeps the bits; others are off under the option `exact`.
+    the rewrite keeps the bits; others are off under the option `exact`. `leaves_copies`: it happens
+    even where all that it gains is that an output of the model becomes a copy of something.
     """
 
     name: str
@@ -342,6 +343,7 @@ class Rule:
     measure: str | MeasureFn = "nodes"
     exact: bool = True
     doc: str = ""
+    leaves_copies: bool = False
 
 
 def rule(
@@ -605,7 +607,8 @@ class _Driver:
                 return f"its result would be {new.type}, which is not known to equal {old.type}"
         fresh = {value for node in builder.nodes for value in node.outputs}
         for old, new in zip(root.outputs, results, strict=True):
-            if old in view.outputs and new not in fresh and not self._can_adopt(new) and len(dying) < 2:
+            alone = len(dying) < 2 and not entry.leaves_copies
+            if old in view.outputs and new not in fresh and not self._can_adopt(new) and alone:
                 return "it is an output of the model, and would be an input, a constant or another output"
         self._check_measure(entry, match, builder, results)
         if not self.context.allow(entry.name, root.where):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from aot import dims as dimension
 from aot.dims import Dim
 from aot.errors import CompilerError
 from aot.ir import Graph, Node, TensorType, Value
@@ -95,5 +96,10 @@ def concat_axis(node: Node) -> int:
 
 
 def pointer_offset_bytes(slot: Slot, type_: TensorType) -> Dim:
-    """Bytes from the start of the root's storage to where a kernel's pointer for this value points."""
-    return (slot.element0 - type_.origin_elements) * type_.dtype.itemsize_bytes
+    """Bytes from the start of the root's storage to where a kernel's pointer for this value points.
+
+    An empty part of a tensor may lie beyond its end; the pointer then stays inside.
+    """
+    offset = (slot.element0 - type_.origin_elements) * type_.dtype.itemsize_bytes
+    size = slot.root.type.storage_bytes
+    return offset if dimension.bounds(size - offset)[0] >= 0 else dimension.minimum(offset, size)

@@ -56,6 +56,8 @@ def reshaped_strides(shape: Sequence[Dim], strides: Sequence[Dim], new_shape: Se
     Walks both shapes, matching the shortest groups of axes with equal products; the axes of a group
     of the old shape must be mergeable (each stride is the next extent × the next stride).
     """
+    if 0 in shape:
+        return dense_strides(new_shape, range(len(new_shape)))
     old = [(extent, stride) for extent, stride in zip(shape, strides, strict=True) if extent != 1]
     result: list[Dim] = []
     position = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,15 @@ from aot.ops import OPS, infer
 from aot.ops.opdef import Attrs
 
 LARGEST_KNOWN = 4096  # elements; larger tensors are data, not shapes
+
+
+def _ratio(element: Any, apart: bool) -> Ratio:
+    """An element of a tensor of sizes; 0 for a plain number that is kept `apart`."""
+    if isinstance(element, Ratio):
+        return element
+    if is_symbolic(element):
+        return Ratio(element, 1)
+    return Ratio(0 if apart else int(element), 1)
 
 
 class KnownBuilder(Builder):
@@ -74,7 +84,10 @@ class KnownBuilder(Builder):
             array = np.array(contents.tolist(), dtype=dtype.numpy).reshape(contents.shape)
             self.consts[value] = const_of(array, value.name)
             return
-        flat = [element if isinstance(element, Ratio) else Ratio(element, 1) for element in contents.flat]
+        # Plain numbers among sizes are added at the end: they need not be whole, nor even finite.
+        plain = [element for element in contents.flat if not is_symbolic(element)]
+        apart = any(isinstance(element, float) and not element.is_integer() for element in plain)
+        flat = [_ratio(element, apart) for element in contents.flat]
         add = super().op
         made = add("dim_tensor", dims=tuple(ratio.numerator for ratio in flat))[0]
         if dtype is not dtypes.I64:
@@ -82,11 +95,19 @@ class KnownBuilder(Builder):
         if any(ratio.denominator != 1 for ratio in flat):
             below = add("dim_tensor", dims=tuple(ratio.denominator for ratio in flat))[0]
             made = add("div", made, add("cast", below, to=dtype)[0])[0]
+        if apart:
+            numbers = [0 if is_symbolic(element) else element for element in contents.flat]
+            made = add("add", made, self.const(np.array(numbers, dtype=dtype.numpy)))[0]
         if made.type.shape != value.type.shape:
             made = add("reshape", made, shape=value.type.shape)[0]
         last = self.nodes.pop()
         assert last.output is made
         self.nodes.append(replace(last, outputs=(value,)))
+
+    def computed_copy(self, value: Value) -> Value:
+        """The value made by a node of the graph, even where its contents are known: an output of the model."""
+        self.materialize(value)
+        return super().op("copy", value)[0]
 
     def finish(self, outputs: Sequence[Value], state: Sequence[tuple[Value, Value]] = ()) -> Graph:
         for value in outputs:

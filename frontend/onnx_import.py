@@ -191,7 +191,7 @@ class Importer:
         self.builder.materialize(value)
         if value in before or value in self.builder.inputs or value in self.builder.consts:
             with self.builder.at(name):
-                value = self.builder.copy(value)
+                value = self.builder.computed_copy(value)
         self.names[value] = name
         return value
 

@@ -31,6 +31,7 @@ def decompose(graph: Graph, context: Context) -> Graph:
         _replacement,
         measure=lambda nodes, view: sum(1.0 for node in nodes if node.op in wanted),
         doc="An op becomes simpler ones.",
+        leaves_copies=True,
     )
     result = rewrite(graph, (entry,), _Unconditional(context), fold=fold_node)
     for node in result.nodes:

@@ -35,6 +35,10 @@ _MOVING_READS = frozenset(
 )
 
 
+_READ_FROM_MEMORY = {"conv": 2, "attention": 3}
+"""How many of the first operands of an op must be operands of the kernel: the emitter walks their bytes."""
+
+
 @dataclass
 class _Cluster:
     """A kernel in the making. `nodes` are in graph order."""
@@ -234,7 +238,8 @@ class _Fuser:
         for cluster in (producer, consumer):
             for node in cluster.nodes:
                 for value in node.outputs:
-                    if self._read_elsewhere(value, producer, consumer) and not _fits(value.type.shape, domain):
+                    stays = self._read_elsewhere(value, producer, consumer)
+                    if stays and (value.type.rank != len(domain) or not _fits(value.type.shape, domain)):
                         return f"{value.name or 'a value'} is read elsewhere and has another shape"
         for cluster in (producer, consumer):
             if cluster.reduced is not None and not self._outputs_fit_rows(producer, consumer):
@@ -379,10 +384,11 @@ class _Fuser:
         body: list[Node] = []
         for node in cluster.nodes:
             operands: list[Value | None] = []
-            for value in node.inputs:
+            for position, value in enumerate(node.inputs):
+                in_memory = cluster.is_owned or position < _READ_FROM_MEMORY.get(node.op, 0)
                 if value is None or value in inside:
                     operands.append(None if value is None else inside[value])
-                elif value in self.graph.consts and _is_scalar(self.graph.consts[value]) and not cluster.is_owned:
+                elif value in self.graph.consts and _is_scalar(self.graph.consts[value]) and not in_memory:
                     consts[value] = self.graph.consts[value]
                     operands.append(value)
                 else:

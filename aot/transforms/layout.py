@@ -134,7 +134,10 @@ class _Assigner:
             inputs[0] = self._window_input(node, _must(inputs[0]))
         if node.op == "concat":
             order = self._order(node, inputs)
-            inputs = [self._part(_must(value), order, node) for value in inputs]
+            inputs = [
+                self._part(_must(value), order, node, self._is_reshaped(old))
+                for value, old in zip(inputs, node.operands, strict=True)
+            ]
         outputs = []
         for old in node.outputs:
             order = self._order(node, inputs, old)
@@ -211,9 +214,21 @@ class _Assigner:
         layout = Layout(order=() if order == _identity(rank) else order, halo=halo if padded else ())
         return self._copy(value, layout, node.locs)
 
-    def _part(self, value: Value, order: Order, node: Node) -> Value:
+    def _is_reshaped(self, value: Value) -> bool:
+        """Whether a view merges or splits axes of the value, which takes adjacent elements: not so in a part."""
+        for node in self.graph.users.get(value, ()):
+            if node.op not in VIEW_OPS:
+                continue
+            old, new = node.operands[0].type.shape, node.output.type.shape
+            if node.op == "reshape" and _through_unit_axes(old, new, _identity(len(new))) is None:
+                return True
+            if self._is_reshaped(node.output):
+                return True
+        return False
+
+    def _part(self, value: Value, order: Order, node: Node, reshaped: bool) -> Value:
         """A value that can be written straight into a concatenation of the given order."""
-        free = value not in self.fixed and value not in self.in_concat and value.type.order == order
+        free = value not in self.fixed and value not in self.in_concat and value.type.order == order and not reshaped
         if value.type.layout.halo:
             # The part gets the halo of the whole; that must do for the part's own convolutions.
             whole = self.halos.get(node.output, ((0, 0),) * value.type.rank)

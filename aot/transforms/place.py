@@ -144,8 +144,10 @@ def _reads_where_it_writes(kernel: Kernel, operand: int) -> bool:
     if any(node.op == "load" and node.payload == operand for root in in_root for node in expr.walk(root)):
         return False
     target = kernel.stores[0].indices
-    for store in kernel.stores:
+    for number, store in enumerate(kernel.stores):
         for node in expr.walk(store.value):
+            if number and node.op == "load" and node.payload == operand:
+                return False  # the first store may have written over it by then
             if node.op == "load" and node.payload == operand and node.args != target:
                 return False
             if node.op == "reduce" and any(n.op == "load" and n.payload == operand for n in expr.walk(node)):

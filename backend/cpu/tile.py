@@ -95,8 +95,9 @@ def _large_form(isa: Isa, each: int, rows: int | None, panels: int | None, most_
         if not widest:
             continue
         for tile_panels in {widest, min(widest, 2)} if panels is None else {widest}:
-            columns = split(panels, tile_panels) if panels is not None else [tile_panels]
-            heights = split(rows, tile_rows) if rows is not None else [tile_rows]
+            # Nothing to compute takes the form of the smallest matrix.
+            columns = split(max(panels, 1), tile_panels) if panels is not None else [tile_panels]
+            heights = split(max(rows, 1), tile_rows) if rows is not None else [tile_rows]
             time = sum(_cycles(each, h, w) for h in heights for w in columns)
             score = time / (sum(heights) * sum(columns))
             if best is None or score < best[0] - 1e-9:
@@ -116,7 +117,7 @@ def row_classes(isa: Isa, each: int, rows: Dim, panels: int | None, most_rows: i
         if 0 < rows <= FEW_ROWS and most_panels(isa, each, rows):
             widest = most_panels(isa, each, rows)
             return (RowClass(None, rows, widest if panels is not None else min(widest, 2)),)
-        tile_rows, tile_panels = _large_form(isa, each, rows or 1, panels, most_rows)
+        tile_rows, tile_panels = _large_form(isa, each, rows, panels, most_rows)
         return (RowClass(None, tile_rows, tile_panels if panels is not None else min(tile_panels, 2)),)
     low, high = dimension.bounds(rows)
     classes: list[RowClass] = []
