@@ -6,27 +6,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from aot.frontend.onnx_registry import Context, Result, onnx_op
-from aot.ops.recur import ACTIVATIONS, FORMS
+from aot.ops.recur import ACTIVATIONS, FORMS, OPERANDS
 
 _DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
 
 
 @onnx_op("LSTM")
 def _lstm(c: Context) -> Result:
-    return _layer(c, "lstm", 7, input_forget=c.bool_attribute("input_forget", False))
+    return _layer(c, "lstm", input_forget=c.bool_attribute("input_forget", False))
 
 
 @onnx_op("GRU")
 def _gru(c: Context) -> Result:
-    return _layer(c, "gru", 5, linear_before_reset=c.bool_attribute("linear_before_reset", False))
+    return _layer(c, "gru", linear_before_reset=c.bool_attribute("linear_before_reset", False))
 
 
 @onnx_op("RNN")
 def _rnn(c: Context) -> Result:
-    return _layer(c, "rnn", 5)
+    return _layer(c, "rnn")
 
 
-def _layer(c: Context, op: str, most: int, **attrs: Any) -> Result:
+def _layer(c: Context, op: str, **attrs: Any) -> Result:
     """The layer op with the node's operands, all of them in the op's order: x, w, r, b, lengths, states, peepholes."""
     hidden = c.shape(2)[2] if c.rank(2) == 3 else None
     stated = c.int_attribute("hidden_size", -1)
@@ -36,7 +36,7 @@ def _layer(c: Context, op: str, most: int, **attrs: Any) -> Result:
     if direction not in _DIRECTIONS:
         c.fail(f"direction {direction!r} is none of {', '.join(_DIRECTIONS)}")
     activations, parameters = _activations(c, op, _DIRECTIONS[direction])
-    operands = [c.optional(index) for index in range(most + (op == "lstm"))]
+    operands = [c.optional(index) for index in range(len(OPERANDS[op]))]
     results = c.builder.op(
         op, *operands,
         direction=direction, activations=activations, parameters=parameters,
