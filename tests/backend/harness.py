@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import hashlib
 import mmap
+import re
 import shutil
 import subprocess
 import tempfile
@@ -52,22 +53,38 @@ class KernelArgs(ctypes.Structure):
     )
 
 
+_FUNCTIONS: dict[tuple[str, str], Any] = {}
+
+
+def build_all(units: Sequence[Emitted], isa: Isa) -> None:
+    """Compiles kernels together, in one run of the compiler, for the calls of `build` that follow."""
+    sources = [
+        source for source in dict.fromkeys(unit.source for unit in units) if (source, isa.name) not in _FUNCTIONS
+    ]
+    if not sources:
+        return
+    names = [f"kernel_{hashlib.sha256(source.encode()).hexdigest()[:20]}" for source in sources]
+    text = "".join(
+        f'__attribute__((visibility("default"))) void {name}(const aot_kernel_args *args);\n'
+        + re.sub(r"\bKERNEL\b", name, source)
+        for name, source in zip(names, sources, strict=True)
+    )
+    library = _FOLDER / f"{len(_FUNCTIONS)}-{names[0]}.so"
+    compiler = builder.find_compiler()
+    flags = [*builder.FLAGS, *compiler.flags, *builder.LINK_FLAGS, *compiler.isa_flags(isa)]
+    command = [*compiler.command, *flags, "-x", "c", "-", "-o", str(library)]
+    code = assemble(text, isa) + builder.SUPPORT
+    done = subprocess.run(command, input=code, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:4000]
+    loaded = ctypes.CDLL(str(library))
+    for name, source in zip(names, sources, strict=True):
+        _FUNCTIONS[source, isa.name] = getattr(loaded, name)
+
+
 def build(emitted: Emitted, isa: Isa) -> Any:
     """The kernel as a ctypes function; a test does not wait for the same source twice."""
-    source = assemble(emitted.source, isa)
-    library = _FOLDER / f"{hashlib.sha256((source + isa.name).encode()).hexdigest()[:24]}.so"
-    if not library.exists():
-        compiler = builder.find_compiler()
-        flags = [
-            *builder.FLAGS,
-            *compiler.flags,
-            *builder.LINK_FLAGS,
-            *isa.flags,
-        ]  # compiled and linked at once: faster
-        command = [*compiler.command, *flags, "-x", "c", "-", "-o", str(library)]
-        done = subprocess.run(command, input=source + builder.SUPPORT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[:4000]
-    return ctypes.CDLL(str(library)).KERNEL
+    build_all([emitted], isa)
+    return _FUNCTIONS[emitted.source, isa.name]
 
 
 def _numbers(values: Sequence[dimension.Dim], symbols: Mapping[str, int]) -> list[int]:
