@@ -126,7 +126,17 @@ def signal() -> Graph:
     return b.finish([b.add(wide, b.weight(4)), top, tail, b.reshape(x, shape=(N.dim, 40)), b.convolve(second, 2, 1)])
 
 
-GRAPHS: Mapping[str, Callable[[], Graph]] = {f.__name__: f for f in (residual, pyramid, encoder, signal)}
+def two_stores() -> Graph:
+    """A kernel that stores twice; its second store reads an operand that dies there, its first does not."""
+    b = Maker("two_stores")
+    x = b.input("x", d.F32, (N.dim, 6))
+    dying = b.concat(b.matmul(x, b.weight(6, 2)), b.matmul(x, b.weight(6, 4)), axis=1)
+    first = b.relu(x)
+    second = b.add(first, dying)
+    return b.finish([b.matmul(first, b.weight(6, 3)), b.matmul(second, b.weight(6, 3))])
+
+
+GRAPHS: Mapping[str, Callable[[], Graph]] = {f.__name__: f for f in (residual, pyramid, encoder, signal, two_stores)}
 
 
 def random_inputs(graph: Graph, symbols: Mapping[str, int] = SYMBOLS, seed: int = 0) -> dict[str, np.ndarray]:

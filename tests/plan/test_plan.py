@@ -10,6 +10,7 @@ import pytest
 from aot.dims import evaluate as evaluate_dim
 from aot.errors import CompilerError
 from aot.evaluate import evaluate
+from aot.expr import walk
 from aot.ir import Graph, Level, Value
 from aot.lower import lower
 from aot.passes import Context, PassManager
@@ -194,3 +195,14 @@ def test_a_wrong_alias_is_refused() -> None:
     nodes = tuple(replace(n, outputs=(bad,)) if n is node else n for n in graph.nodes)
     with pytest.raises(CompilerError):
         verify(graph.with_(nodes=nodes))
+
+
+def test_what_a_second_store_reads_is_not_written_by_the_first() -> None:
+    graph = stages(GRAPHS["two_stores"]())["reuse_in_place"]
+    for node in graph.nodes:
+        if node.op == "kernel" and "in_place" in node.attrs:
+            kernel = lower(node, lambda value: value in graph.consts)
+            reused = node.attrs["in_place"]
+            for store in kernel.stores[1:]:
+                reads = [e for e in walk(store.value) if e.op == "load" and e.payload == reused]
+                assert not reads, "the first store overwrites what a later store reads"
