@@ -21,7 +21,7 @@ from aot.dtypes import DType, from_numpy
 from aot.errors import CompilerError, ModelError
 from aot.expr import Expr, arg
 from aot.ir import Array, Attr, Graph, Node, TensorType, Value
-from aot.ops import OPS, OpDef
+from aot.ops import OPS, Kind, OpDef
 from aot.ops.helpers import axes_attr
 from aot.ops.opdef import Attrs
 
@@ -191,8 +191,10 @@ def fold_value(node: Node, operands: Sequence[Array | None]) -> list[Array] | No
     sizes = [value.type.elements for value in node.outputs]
     if any(not isinstance(size, int) or size > FOLD_WORK_LIMIT for size in sizes):
         return None
-    if op.access is not None and node.op != "resize":
-        results: list[Array] | None = evaluate_op(op, attrs, operands)
+    if op.kind is Kind.RANDOM:
+        results: list[Array] | None = None  # a constant of random numbers would only be larger
+    elif op.access is not None and node.op != "resize":
+        results = evaluate_op(op, attrs, operands)
     elif op.body is not None:
         results = _fold_body(op, attrs, operands)
     elif node.op in _FOLDERS:

@@ -19,11 +19,15 @@ from aot.frontend import (
     onnx_elementwise,
     onnx_gather,
     onnx_linear,
+    onnx_ml,
     onnx_model,
     onnx_norm,
+    onnx_places,
+    onnx_random,
     onnx_recurrent,
     onnx_reduce,
     onnx_shapes,
+    onnx_trees,
     onnx_window,
 )
 from aot.frontend.bindings import Bindings, DimOption
@@ -42,7 +46,8 @@ _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryE
 
 # Importing these modules fills CONVERTERS.
 CONVERTER_MODULES = (
-    onnx_elementwise, onnx_gather, onnx_linear, onnx_norm, onnx_recurrent, onnx_reduce, onnx_shapes, onnx_window,
+    onnx_elementwise, onnx_gather, onnx_linear, onnx_ml, onnx_norm, onnx_places, onnx_random, onnx_recurrent,
+    onnx_reduce, onnx_shapes, onnx_trees, onnx_window,
 )  # fmt: skip
 ONE_TO_ONE: Mapping[str, str] = {onnx_name: op.name for op in OPS.values() for onnx_name in op.onnx}
 
@@ -127,6 +132,7 @@ class Importer:
         self.builder = KnownBuilder(model.graph.name or "graph")
         self.rejected: dict[tuple[str, str, int, str], list[str]] = {}
         self.names: dict[Value, str] = {}
+        self.notes: list[str] = []
         self.where = ""
 
     def run(self) -> Graph | None:
@@ -314,7 +320,7 @@ class Importer:
             return [POISON] * len(node.output)
         with self.builder.at(locs):
             if converter is not None:
-                context = Context(node, name, self.builder, version, inputs, attributes, self.model.folder)
+                context = Context(node, name, self.builder, version, inputs, attributes, self.model.folder, self.notes)
                 try:
                     made = converter(context)
                     return [made] if isinstance(made, Value) else list(made)
@@ -536,7 +542,7 @@ def import_onnx(source: Any, dims: Mapping[str, DimOption] | None = None) -> tup
         symbols={name: text for name, text in bindings.display.items() if name in used},
         node_count=len(model.graph.node),
         ops=dict(sorted(histogram.items())),
-        warnings=tuple(bindings.notes),
+        warnings=(*bindings.notes, *importer.notes),
     )
     return graph, info
 

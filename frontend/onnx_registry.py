@@ -7,7 +7,7 @@ ops to the builder and returns the results. Ops whose OpDef names them in `onnx`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,6 +57,7 @@ class Context:
     inputs: Sequence[Value | None]
     attributes: Mapping[str, AttributeProto]
     folder: Path | None
+    notes: list[str] = field(default_factory=list)
 
     @property
     def op_type(self) -> str:
@@ -85,6 +86,10 @@ class Context:
     def unsupported(self, reason: str, hint: str = "") -> NoReturn:
         """The node is well formed, but this version cannot compile it."""
         raise UnsupportedError(reason, where=self.where, hint=hint)
+
+    def note(self, text: str) -> None:
+        """Something that the user should know of what was imported; becomes a warning."""
+        self.notes.append(f"{self.where}: {text}")
 
     # Operands
 

@@ -173,23 +173,23 @@ def test_flipped_bytes_never_escape() -> None:
 def test_unsupported_lists_everything() -> None:
     nodes = [
         node("NonZero", ["x"], ["a"], name="first"),
-        *(node("TopK", ["x", "k"], [f"v{i}", f"i{i}"], name=f"top{i}") for i in range(7)),
+        *(node("Unique", ["x"], [f"v{i}", f"i{i}"], name=f"top{i}") for i in range(7)),
         node("Relu", ["v0"], ["r"]),
         node("Frobnicate", ["r"], ["q"], domain="my.ops", name="custom"),
         node("Det", ["x"], ["d"]),
         node("Dropout", ["x", "", "train"], ["z"], name="drop"),
     ]
-    constants = {"k": np.array([1]), "train": np.array(True)}
+    constants = {"train": np.array(True)}
     model = model_of(nodes, {"x": (FLOAT, [3, 3])}, ["a", "q", "d", "z"], constants=constants,
                      opsets=[helper.make_opsetid("my.ops", 1)])  # fmt: skip
     found = {(entry.domain, entry.op_type): entry for entry in check(model)}
-    assert set(found) == {("", "NonZero"), ("", "TopK"), ("my.ops", "Frobnicate"), ("", "Det"), ("", "Dropout")}
-    assert found["", "TopK"].count == 7
-    assert found["", "TopK"].nodes == ("top0", "top1", "top2", "top3", "top4")
+    assert set(found) == {("", "NonZero"), ("", "Unique"), ("my.ops", "Frobnicate"), ("", "Det"), ("", "Dropout")}
+    assert found["", "Unique"].count == 7
+    assert found["", "Unique"].nodes == ("top0", "top1", "top2", "top3", "top4")
     assert "training" in found["", "Dropout"].reason
     with pytest.raises(UnsupportedError) as caught:
         load(model)
-    for words in ("11 nodes", "TopK-17 x7", "top4 and 2 more", "my.ops:Frobnicate-1 x1 (custom)", "Det_10", "drop"):
+    for words in ("11 nodes", "Unique-17 x7", "top4 and 2 more", "my.ops:Frobnicate-1 x1 (custom)", "Det_10", "drop"):
         assert words in str(caught.value)
 
 

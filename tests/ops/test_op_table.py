@@ -96,7 +96,7 @@ def test_entry_is_complete(name: str) -> None:
     assert op.name == name and op.doc.endswith(".") and len(op.doc.splitlines()) == 1
     assert samples_of(name), "an op without samples is an op without tests"
     assert all(isinstance(spec, AttrSpec) for spec in op.attrs.values())
-    assert (op.access is not None) == (op.kind in (Kind.VIEW, Kind.GATHER))
+    assert (op.access is not None) == (op.kind in (Kind.VIEW, Kind.GATHER, Kind.RANDOM))
     assert op.body is not None or op.reference is not None
     if op.kind is Kind.MAP:
         assert (op.body is None) == (op.decompose is not None)
