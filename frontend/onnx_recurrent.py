@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from aot.frontend.onnx_registry import Context, Result, onnx_op
@@ -45,7 +44,7 @@ def _layer(c: Context, op: str, **attrs: Any) -> Result:
     return tuple(results[: c.outputs])
 
 
-def _activations(c: Context, op: str, directions: int) -> tuple[str, Sequence[float]]:
+def _activations(c: Context, op: str, directions: int) -> tuple[str, tuple[float, ...]]:
     """Names in ONNX's spelling, and alpha and beta of each; the lists of both hold only those that are taken."""
     known = {name.lower(): name for name in ACTIVATIONS}
     wanted = FORMS[op].activations * directions

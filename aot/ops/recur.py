@@ -89,7 +89,7 @@ def _functions(attrs: Attrs, form: Form) -> list[Callable[[Expr], Expr]]:
     if len(names) != len(form.activations) or len(parameters) not in (0, 2 * len(names)):
         raise OpError(f"{len(form.activations)} activations are needed, each with two parameters; got {names}")
     clip = float_attr(attrs, "clip")
-    found = []
+    found: list[Callable[[Expr], Expr]] = []
     for number, name in enumerate(names):
         if name not in ACTIVATIONS:
             raise OpError(f"activation {name!r} is none of {', '.join(ACTIVATIONS)}")
@@ -287,6 +287,7 @@ def _recur(op: str, attrs: Attrs, *arrays: Array | None) -> tuple[Array, ...]:
         found = [expr.evaluate(body, values) for body in bodies]
         states = [np.where(active, new, old) for new, old in zip(found, states, strict=True)]
         y[where[step < last], 0, rows[step < last]] = states[0][step < last]
+    states = [np.where((last > 0)[:, None], state, 0.0) for state in states]  # as in ONNX Runtime
     with np.errstate(all="ignore"):
         return tuple(array.astype(dtype) for array in (y, *(state[None] for state in states)))
 

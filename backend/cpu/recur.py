@@ -227,6 +227,11 @@ class _Recurrence:
             with code.block("for (i64 i = 0; i < tall; i++)"):
                 code.line("const i64 b = row + i;")
                 self._start(code, renderer)
+                if "lengths" in self.operand:  # the final states of a row without steps are zero
+                    zeros = " = ".join(
+                        f"{p}[i * {self.state_stride} + j]" for p in ("old", "cells")[: self.form.states]
+                    )
+                    code.line(f"for (i64 j = 0; length[i] == 0 && j < {self.hidden}; j++) {zeros} = 0;")
             with code.block(f"for (i64 t = 0; t < {last}; t++)"):
                 self._step(code, renderer)
                 code.line(f"{name} *const other = old; old = new; new = other;")
