@@ -39,13 +39,14 @@ def transformed(c: Context, scores: Value, post: str, alone: bool = False) -> Va
 
 def two_scores(c: Context, score: Value, post: str, binary: bool, positive: bool, count: int) -> Value:
     """The two scores of a classifier that has one per row, [rows, 1] to [rows, 2]."""
-    if post == "PROBIT" or count == 1 or not binary:
+    if count == 2 and (post == "PROBIT" or not binary):
+        c.unsupported(f"two classes with weights for none, or with one score under {post}")
+    if count == 1:
         return transformed(c, score, post, alone=True)
-    if positive:
-        one = c.scalar(1.0, score.type.dtype)
-        return c.op("concat", c.op("sub", one, score), score, axis=1)
-    pair = c.op("concat", c.op("neg", score), score, axis=1)
-    return c.op("sigmoid", pair) if post == "LOGISTIC" else pair
+    if post == "LOGISTIC":
+        return c.op("sigmoid", c.op("concat", c.op("neg", score), score, axis=1))
+    other = c.op("sub", c.scalar(1.0, score.type.dtype), score) if positive else c.op("neg", score)
+    return c.op("concat", other, score, axis=1)
 
 
 def softmax_zero(c: Context, scores: Value) -> Value:

@@ -164,31 +164,34 @@ def _classifier(c: Context) -> Result:
         best = c.op("argmax", ranked, axis=1, keepdims=False)
         label = c.op("gather", c.builder.const(np.array(labels, np.int64)), best, axis=0)
         return label, c.cast(transformed(c, scores, post), dtypes.F32)
+    return _one_of_two(c, scores, labels, base, used, bool((weights >= 0).all()), post)
+
+
+def _one_of_two(
+    c: Context, scores: Value, labels: Sequence[int], base: Array, used: Sequence[int], positive: bool, post: str
+) -> Result:
+    """Label and scores of a classifier of one or two classes; `used` are those that leaves have weights for.
+
+    With weights for class 0 alone, its score is the one of class 1, and two scores are made of it.
+    """
+    count, rows, dtype = len(labels), scores.type.shape[0], scores.type.dtype
     columns = [c.slice_axis(scores, 1, number, 1) for number in range(count)]
-    dtype = scores.type.dtype
-    has_second = count == 2 and 1 in used
-    if len(base) == 2:
-        if has_second:
-            columns[1] = c.op("add", columns[0], c.scalar(float(base[1]), dtype))
-            columns[0] = c.op("neg", columns[1])
-        else:
-            columns = [c.op("add", column, c.scalar(float(b), dtype)) for column, b in zip(columns, base, strict=True)]
-            has_second = True
-    else:
-        if len(base):
-            columns[0] = c.op("add", columns[0], c.scalar(float(base[0]), dtype))
-        if not has_second:
-            columns = columns[:1]
-    deciding = columns[1] if len(columns) == 2 and has_second else columns[0]
-    positive = bool((weights >= 0).all())
+    has_second = 1 in used
+    if len(base) == 2 and has_second:
+        columns[1] = c.op("add", columns[0], c.scalar(float(base[1]), dtype))
+        columns[0] = c.op("neg", columns[1])
+    elif len(base):
+        columns[0] = c.op("add", columns[0], c.scalar(float(base[0]), dtype))
+    zero = c.op("mul", columns[0], c.scalar(0.0, dtype))
+    columns = [column if number in used else zero for number, column in enumerate(columns)]
+    deciding = columns[1] if has_second else columns[0]
     binary = count == 2 and len(used) == 1
     limit = 0.5 if binary and positive else 0.0
     is_second = c.reshape(c.op("gt", deciding, c.scalar(limit, dtype)), (rows,))
     first, second = (labels[0], labels[1]) if count == 2 else (0, 1)
     label = c.op("where", is_second, c.scalar(second, dtypes.I64), c.scalar(first, dtypes.I64))
-    if len(columns) == 2:
-        pair = c.op("concat", *columns, axis=1)
-        return label, c.cast(transformed(c, pair, post), dtypes.F32)
+    if has_second or len(base) == 2:
+        return label, c.cast(transformed(c, c.op("concat", *columns, axis=1), post), dtypes.F32)
     return label, c.cast(two_scores(c, columns[0], post, binary, positive, count), dtypes.F32)
 
 
