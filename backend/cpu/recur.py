@@ -316,8 +316,10 @@ class _Recurrence:
     # A step.
 
     def _step(self, code: Code, renderer: Renderer) -> None:
-        with code.block(f"for (i64 u = 0; u < {self.blocks}; u += {self.group})"):
-            tail = self.blocks % self.group
+        tail, groups = self.blocks % self.group, -(-self.blocks // self.group)
+        with code.block(f"for (i64 turn = 0; turn < {groups}; turn++)"):
+            # Every other step goes backwards: what the last one read last is still in the second-level cache.
+            code.line(f"const i64 u = (t & 1 ? {groups - 1} - turn : turn) * {self.group};")
             if tail:
                 code.line(f"const i64 wide = {self.blocks} - u < {self.group} ? {tail} : {self.group};")
             wide = "wide" if tail else str(self.group)
