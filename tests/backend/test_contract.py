@@ -72,7 +72,7 @@ def test_constant_weights(isa: Isa, shape: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("epilogue", ["bias", "residual", "tanh"])
-@pytest.mark.parametrize("shape", [(1, 20, 33), (3, 20, 33), (19, 70, 80), (9, 12, 200)])
+@pytest.mark.parametrize("shape", [(1, 20, 33), (19, 70, 80), (9, 12, 200)])
 def test_epilogues(isa: Isa, epilogue: str, shape: tuple[int, int, int]) -> None:
     check(matmul_kernel((), *shape, epilogue=epilogue), isa)
 
@@ -100,7 +100,7 @@ def test_activation_times_activation(isa: Isa, transposed: bool, shape: tuple[in
 @pytest.mark.parametrize("dtype", [F64, F16, BF16, I32, I64])
 @pytest.mark.parametrize("constant", [False, True])
 def test_other_types(isa: Isa, dtype: DType, constant: bool) -> None:
-    for shape in ((1, 30, 40), (5, 17, 19), (23, 30, 64)):
+    for shape in ((1, 30, 40), (11, 17, 35)):
         check(matmul_kernel((), *shape, dtype=dtype, constant=constant, epilogue="bias"), isa)
         check(matmul_kernel((), *shape, dtype=dtype, constant=constant, transposed=True), isa)
 

@@ -111,7 +111,7 @@ def test_groups(isa: Isa, channels: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("multiplier", [1, 2])
-@pytest.mark.parametrize("c", [1 + 1, 16, 19, 40])
+@pytest.mark.parametrize("c", [2, 19, 48])
 def test_depthwise(isa: Isa, c: int, multiplier: int) -> None:
     o = c * multiplier
     check(conv_kernel(2, c, (9, 11), o, (3, 3), pads=P1, groups=c, epilogue="residual"), isa)
