@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from aot.builder import Builder
-from aot.dims import Dim
+from aot.dims import Dim, typical
 from aot.dtypes import DType
 from aot.ir import Array, Attr, Const, Node, Value
 from aot.ops import OPS, Kind
@@ -170,6 +170,18 @@ def count_reads(readers: frozenset[str], *through: str) -> MeasureFn:
     def measure(nodes: Sequence[Node], view: View) -> float:
         height = _height_of(nodes, view, frozenset(through))
         return sum(sum(map(height, node.operands)) for node in nodes if node.op in readers)
+
+    return measure
+
+
+def elements_read(readers: frozenset[str], *through: str) -> MeasureFn:
+    """As `count_reads`, each operand weighted by its elements: lower where readers move to the operand's parts."""
+
+    def measure(nodes: Sequence[Node], view: View) -> float:
+        height = _height_of(nodes, view, frozenset(through))
+        return sum(
+            sum(height(v) * typical(v.type.elements) for v in node.operands) for node in nodes if node.op in readers
+        )
 
     return measure
 

@@ -12,12 +12,21 @@ from aot.pattern import rewrite
 from aot.transforms.fold import fold_node
 from aot.transforms.normalize import NORMALIZE_RULES
 from aot.transforms.simplify_batches import BATCH_RULES
+from aot.transforms.simplify_concats import CONCAT_RULES
 from aot.transforms.simplify_indices import INDEX_RULES
 from aot.transforms.simplify_linear import LINEAR_RULES
 from aot.transforms.simplify_reshapes import RESHAPE_RULES
 from aot.transforms.simplify_transposes import TRANSPOSE_RULES
 
-SIMPLIFY_RULES = (*NORMALIZE_RULES, *LINEAR_RULES, *INDEX_RULES, *BATCH_RULES, *RESHAPE_RULES, *TRANSPOSE_RULES)
+SIMPLIFY_RULES = (
+    *NORMALIZE_RULES,
+    *LINEAR_RULES,
+    *INDEX_RULES,
+    *BATCH_RULES,
+    *CONCAT_RULES,
+    *RESHAPE_RULES,
+    *TRANSPOSE_RULES,
+)
 
 
 @transform(takes=Level.CORE, gives=Level.CORE)

@@ -16,6 +16,7 @@ from aot.options import CompileOptions
 from aot.passes import Context
 from aot.transforms.simplify import SIMPLIFY_RULES, simplify
 from aot.transforms.simplify_batches import BATCH_RULES, joined_axes
+from aot.transforms.simplify_concats import CONCAT_RULES
 from aot.transforms.simplify_indices import INDEX_RULES
 from aot.transforms.simplify_linear import LINEAR_RULES
 from aot.transforms.simplify_reshapes import RESHAPE_RULES
@@ -39,7 +40,7 @@ from tests.passes.cases import (
 )
 
 RULES = {rule.name: rule for rule in SIMPLIFY_RULES}
-OWN_RULES = (*LINEAR_RULES, *INDEX_RULES, *BATCH_RULES, *RESHAPE_RULES, *TRANSPOSE_RULES)
+OWN_RULES = (*LINEAR_RULES, *INDEX_RULES, *BATCH_RULES, *CONCAT_RULES, *RESHAPE_RULES, *TRANSPOSE_RULES)
 M = N.dim
 NORM = {"epsilon": 1e-3}
 
@@ -597,6 +598,82 @@ def test_batches(case: Case) -> None:
     check(case, RULES)
 
 
+def pair(b: Builder, axis: int = 1, extents: tuple[Any, Any] = (3, 5)) -> Value:
+    shapes = [(M, 6, 4) if axis != 1 else (M, extent, 4) for extent in extents]
+    if axis == 2:
+        shapes = [(M, 6, extent) for extent in extents]
+    result: Value = b.concat(*(f(b, f"x{i}", *shape) for i, shape in enumerate(shapes)), axis=axis)
+    return result
+
+
+def rotated(b: Builder, x: Value, axis: int, shift: int, gap: int = 0) -> Value:
+    extent = x.type.shape[axis]
+
+    def part(start: int, size: Any) -> Value:
+        starts = [0] * x.type.rank
+        sizes = list(x.type.shape)
+        starts[axis], sizes[axis] = start, size
+        result: Value = b.slice(x, starts=tuple(starts), sizes=tuple(sizes), steps=(1,) * x.type.rank)
+        return result
+
+    result: Value = b.concat(part(shift + gap, extent - shift - gap), part(0, shift), axis=axis)
+    return result
+
+
+def rotary(b: Builder) -> Value:
+    """As exported: x cos + concat(-second half, first half) sin."""
+    x = f(b, "x", M, 3, 8)
+    halves = [b.slice(x, starts=(0, 0, at), sizes=(M, 3, 4), steps=(1, 1, 1)) for at in (4, 0)]
+    turned = b.concat(b.neg(halves[0]), halves[1], axis=2)
+    angles = [f(b, name, 3, 8) for name in ("cos", "sin")]
+    result: Value = b.add(b.mul(x, angles[0]), b.mul(turned, angles[1]))
+    return result
+
+
+CONCATS: list[Case] = [
+    fires("map_before_concat", lambda b: b.relu(pair(b)), "relu relu concat"),
+    fires("map_before_concat", lambda b: b.mul(pair(b), w(b, 8, 1)), "mul mul concat"),
+    fires("map_before_concat", lambda b: b.clip(pair(b), n(b, -1.0), n(b, 1.0)), "clip clip concat"),
+    fires("map_before_concat", lambda b: b.add(pair(b), f(b, "y", M, 8, 4)), "slice add slice add concat"),
+    fires("map_before_concat", lambda b: b.add(pair(b), f(b, "y", 4)), "add add concat"),
+    fires("map_before_concat", lambda b: b.mul(f(b, "y", M, 1, 1), pair(b)), "mul mul concat"),
+    fires("map_before_concat", rotary, ""),
+    fires(
+        "map_before_concat",
+        lambda b: b.relu(
+            b.concat(*(b.concat(f(b, f"{name}0", 2, 3), f(b, f"{name}1", 2, 4), axis=1) for name in "xy"), axis=0)
+        ),
+        "relu relu concat relu relu concat concat",
+    ),
+    declines("map_before_concat", lambda b: (lambda c: (b.relu(c), b.neg(c)))(pair(b)), "read by others too"),
+    declines("map_before_concat", lambda b: b.relu(pair(b, extents=(3, M))), "not known"),
+    declines(
+        "map_before_concat",
+        lambda b: b.add(b.concat(*(f(b, f"x{i}", 2, 4) for i in range(6)), axis=0), f(b, "y", 12, 4)),
+        "cut in many pieces",
+    ),
+    declines(
+        "map_before_concat",
+        lambda b: b.relu(b.concat(*(f(b, f"x{i}", 1, 2) for i in range(65)), axis=0)),
+        "too many pieces",
+    ),
+    fires("concat_to_rotation", lambda b: rotated(b, f(b, "x", M, 7, 4), 1, 3), "gather"),
+    fires("concat_to_rotation", lambda b: rotated(b, f(b, "x", 5, 4), 0, 4), "gather"),
+    declines("concat_to_rotation", lambda b: rotated(b, f(b, "x", M, 7, 4), 2, 3), "last axis"),
+    declines("concat_to_rotation", lambda b: rotated(b, f(b, "x", M, 7, 4), 1, 3, gap=1)),
+    declines("concat_to_rotation", lambda b: rotated(b, f(b, "x", M, 2, 4), 1, 1), "not known"),
+]
+
+
+@pytest.mark.parametrize("case", named(CONCATS))
+def test_concats(case: Case) -> None:
+    check(case, RULES)
+
+
+def test_rotary_embedding_needs_no_joined_tensor_before_its_result() -> None:
+    assert ops_after(rotary).count("concat") == 1
+
+
 def test_joined_axes() -> None:
     batch = M
     assert joined_axes((batch, 3, 5), (batch * 3, 5)) == [[0, 1], [2]]
@@ -608,7 +685,7 @@ def test_joined_axes() -> None:
 
 
 def test_every_rule_has_both_cases() -> None:
-    assert uncovered([*LINEAR, *INDICES, *BATCHES, *MOVES], OWN_RULES) == []
+    assert uncovered([*LINEAR, *INDICES, *BATCHES, *CONCATS, *MOVES], OWN_RULES) == []
 
 
 def ops_after(build: Any, **options: Any) -> str:
