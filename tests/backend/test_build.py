@@ -118,7 +118,7 @@ def test_every_library_function_compiles(isa: object) -> None:
     names = functions(chosen)
     body = "void KERNEL(const aot_kernel_args *args) { /* " + " ".join(names) + " */ }\n"
     source = assemble(body, chosen)
-    assert all(f" {name}(" in source for name in names)
+    assert all(f"{name}(" in source for name in names)
     build.build([("k_all", source)], chosen, build.find_compiler(), None)
 
 
