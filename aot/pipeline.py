@@ -9,6 +9,7 @@ from aot.passes import Pass
 from aot.transforms.bind_shapes import bind_shapes
 from aot.transforms.decompose import decompose
 from aot.transforms.dedupe import dedupe
+from aot.transforms.flush_subnormals import flush_subnormals
 from aot.transforms.fold import fold
 from aot.transforms.fuse import fuse
 from aot.transforms.layout import assign_layouts
@@ -32,6 +33,7 @@ CORE_PASSES: tuple[Pass, ...] = (
     simplify,  # decompositions leave reshapes, and multiplications that a weight can take
     fold,  # simplify leaves constant arithmetic (convolution weights x batch-norm scales)
     normalize,
+    flush_subnormals,  # after the folds that make weights
     dedupe,
 )
 """The same for every target."""
