@@ -117,7 +117,8 @@ def _scores(
     lists = leaf_lists(leaves, owners, targets, weights, count)
     operands = [x, *(c.builder.const(array) for array in (arrays.nodes, arrays.trees))]
     operands += [c.builder.const(array) for array in lists if array is not None]
-    attrs: dict[str, Any] = {"inner": arrays.inner, "strict": arrays.strict, "aggregate": aggregate.lower()}
+    attrs: dict[str, Any] = {"inner": arrays.inner, "strict": arrays.strict, "missing": arrays.missing}
+    attrs["aggregate"] = aggregate.lower()
     return c.op("tree_ensemble", *operands, targets=count, **attrs)
 
 
@@ -154,7 +155,6 @@ def _classifier(c: Context) -> Result:
         c.fail(f"{count} classes have {len(base)} base values")
     used = sorted(set(ids.tolist()))
     scores = _scores(c, x, arrays, owners, ids, weights, count, "SUM")
-    rows = x.type.shape[0]
     if count > 2:
         scores = _plus(c, scores, base)
         ranked = scores

@@ -43,6 +43,7 @@ class TreeArrays:
     trees: Array
     inner: int
     strict: bool
+    missing: bool
 
 
 @dataclass
@@ -139,7 +140,7 @@ def arrays_of(splits: Sequence[Split], roots: Sequence[int], leaves: int, featur
     trees = np.array(
         [(final(place[root]), depth[place[root]] if place[root] >= 0 else 0) for root in roots], np.int32
     ).reshape(-1, 2)
-    return TreeArrays(nodes, trees, inner, strict)
+    return TreeArrays(nodes, trees, inner, strict, any(test[2] for test in tests))
 
 
 def _children_first(splits: Sequence[Split], roots: Sequence[int]) -> list[int]:

@@ -110,7 +110,9 @@ def _reference(
     return wide.astype(weights.dtype)
 
 
-def _forest(rng: Any, count: int, depth: int, features: int, dtype: Any) -> tuple[Array, Array, int, int]:
+def _forest(
+    rng: Any, count: int, depth: int, features: int, missing: bool, dtype: Any
+) -> tuple[Array, Array, int, int]:
     """Random trees: nodes, trees, how many inner nodes, how many leaves."""
     head = words_of(np.dtype(dtype).itemsize * 8) // 2 - 1
     inner: list[list[Any]] = []
@@ -123,7 +125,7 @@ def _forest(rng: Any, count: int, depth: int, features: int, dtype: Any) -> tupl
             leaves += 1
             return "leaf", leaves - 1
         place = len(inner)
-        inner.append([rng.normal(), int(rng.integers(features)), bool(rng.integers(2)), None, None])
+        inner.append([rng.normal(), int(rng.integers(features)), missing and bool(rng.integers(2)), None, None])
         inner[place][3] = grow(left - 1)
         inner[place][4] = grow(left - 1)
         return "node", place
@@ -134,10 +136,10 @@ def _forest(rng: Any, count: int, depth: int, features: int, dtype: Any) -> tupl
     n = len(inner)
     nodes = np.zeros((n + leaves, words_of(np.dtype(dtype).itemsize * 8)), np.int32)
     where = {"node": 0, "leaf": n}
-    for place, (threshold, feature, missing, left, right) in enumerate(inner):
+    for place, (threshold, feature, nan_left, left, right) in enumerate(inner):
         a, b = (where[kind] + number for kind, number in (left, right))
         nodes[place, :head] = np.array([threshold], dtype).view(np.int32)
-        word = np.array([feature | (0x80000000 if missing else 0)], np.uint32).view(np.int32)[0]
+        word = np.array([feature | (0x80000000 if nan_left else 0)], np.uint32).view(np.int32)[0]
         nodes[place, head : head + 3] = word, a, b - a
     for leaf in range(leaves):
         nodes[n + leaf, :head] = np.array([np.nan], dtype).view(np.int32)
@@ -152,11 +154,13 @@ def _samples(rng: Any) -> list[Sample]:
         (70, 3, 6, 3, "sum", np.float32), (9, 5, 3, 2, "min", np.float32), (9, 5, 3, 1, "max", np.float32),
         (19, 6, 4, 1, "sum", np.float64), (0, 2, 2, 1, "sum", np.float32), (5, 2, 0, 1, "sum", np.float32),
     ):  # fmt: skip
-        nodes, trees, inner, leaves = _forest(rng, count, depth, 4, dtype)
+        missing = count % 3 != 0
+        nodes, trees, inner, leaves = _forest(rng, count, depth, 4, missing, dtype)
         x = normal(rng, rows, 4, dtype=dtype)
         x[rng.random(x.shape) < 0.1] = np.nan
         weights = normal(rng, leaves, targets)
-        attrs = {"targets": targets, "inner": inner, "aggregate": aggregate, "strict": bool(rows % 2)}
+        attrs: dict[str, Any] = {"targets": targets, "inner": inner, "aggregate": aggregate}
+        attrs |= {"strict": bool(rows % 2), "missing": missing}
         found.append(Sample((x, nodes, trees, weights), attrs, 1e-4, 1e-4))
         counts = rng.integers(0, 3, leaves)
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
@@ -175,6 +179,7 @@ register(
             "targets": AttrSpec("int", 1), "inner": AttrSpec("int", doc="inner nodes: the number of the first leaf"),
             "aggregate": AttrSpec("str", "sum", "sum, average, min or max; 0 where no leaf has a weight"),
             "strict": AttrSpec("bool", False, "left is x < threshold, else x <= threshold"),
+            "missing": AttrSpec("bool", True, "NaN may go left; else no feature has its sign bit set"),
         },
     )
 )  # fmt: skip

@@ -19,7 +19,7 @@ from aot.kernel import Kernel
 from aot.ops.helpers import int_attr
 
 WAYS = 8
-BLOCK = 64
+BLOCK = 256
 """Rows that go through a tree before the next one: its nodes stay in the nearest cache."""
 
 
@@ -53,11 +53,14 @@ def emit_trees(kernel: Kernel, isa: Isa) -> Emitted:
         code.line(f"const i64 row_end = unit_end * {WAYS} < {rows} ? unit_end * {WAYS} : {rows};")
 
         def walk(way: str) -> str:
+            if root.attrs["missing"]:
+                feature = "(q->feature & 0x7fffffff)"
+                right = f"((i32)((v {compare} q->threshold) | ((v != v) & (q->feature < 0))) - 1)"
+            else:
+                feature, right = "q->feature", f"((i32)(v {compare} q->threshold) - 1)"
             return (
-                f"{{ const tree_node *const q = nodes + at{way}; "
-                f"const {value} v = x{way}[(q->feature & 0x7fffffff){scaled}]; "
-                f"at{way} = q->left + (q->right & ((i32)((v {compare} q->threshold) |"
-                f" ((v != v) & (q->feature < 0))) - 1)); }}"
+                f"{{ const tree_node *const q = nodes + at{way}; const {value} v = x{way}[{feature}{scaled}]; "
+                f"at{way} = q->left + (q->right & {right}); }}"
             )
 
         def begin(way: int, tree: str, row: str) -> None:
