@@ -178,9 +178,40 @@ def attention_of_joined_heads(b: Builder, m: Match) -> Value:
     return reshaped(b, emit(b, "attention", *operands, **m.root.attrs), m.root.output.type.shape)
 
 
+def _unrepeated(m: Match, value: Value) -> Value | None:
+    """What a value [b, groups * times, t, d] repeats: [b, groups, 1, t, d]."""
+    joined = maker_of(m.view, value, "reshape")
+    repeated = maker_of(m.view, joined.operands[0], "expand") if joined is not None else None
+    if joined is None or repeated is None or repeated.output.type.rank != 5:
+        return None
+    batch, groups, times, *rest = repeated.output.type.shape
+    source = repeated.operands[0]
+    if source.type.shape != (batch, groups, 1, *rest) or value.type.shape != (batch, groups * times, *rest):
+        return None
+    m.include(joined, repeated)
+    return source
+
+
+def _check_repeated(m: Match) -> str | None:
+    found = [_unrepeated(m, value) for value in m.root.operands[1:3]]
+    k, v = found
+    if k is None or v is None:
+        return SILENT
+    m.facts["found"] = found
+    return None if k.type.shape[1] == v.type.shape[1] else "k and v are repeated differently"
+
+
+@rule(op("attention"), check=_check_repeated, measure=count_reads(_BATCHED, "reshape", "expand"))
+def attention_of_repeated_heads(b: Builder, m: Match) -> Value:
+    """Attention whose keys and values are repeated for groups of heads takes them once."""
+    operands = [reshaped(b, v, (*v.type.shape[:2], *v.type.shape[3:])) for v in m.facts["found"]]
+    return emit(b, "attention", m.root.operands[0], *operands, *m.root.operands[3:], **m.root.attrs)
+
+
 BATCH_RULES = (
     transpose_between_reshapes,
     matmul_of_joined_batches,
     rows_of_joined_batches,
     attention_of_joined_heads,
+    attention_of_repeated_heads,
 )

@@ -532,6 +532,17 @@ def joined_attention(b: Builder, *mask: Value) -> Value:
     return result
 
 
+def repeated_attention(b: Builder, groups: tuple[int, int]) -> Value:
+    def repeated(name: str, count: int) -> Value:
+        wide = b.expand(f(b, name, M, count, 1, 5, 4), shape=(M, count, 4 // count, 5, 4))
+        result: Value = b.reshape(wide, shape=(M, 4, 5, 4))
+        return result
+
+    k, v = (repeated(name, count) for name, count in zip("kv", groups, strict=True))
+    result: Value = b.attention(heads(b, "q", count=4), k, v, scale=0.5, causal=False)
+    return result
+
+
 BATCHES: list[Case] = [
     fires(
         "transpose_between_reshapes",
@@ -583,6 +594,9 @@ BATCHES: list[Case] = [
     declines("rows_of_joined_batches", lambda b: b.softmax(b.reshape(heads(b, "x"), shape=(M, 3, 20)), axis=-1)),
     fires("attention_of_joined_heads", lambda b: joined_attention(b), "attention reshape"),
     fires("attention_of_joined_heads", lambda b: joined_attention(b, f(b, "m", 5, 5)), "attention reshape"),
+    fires("attention_of_repeated_heads", lambda b: repeated_attention(b, (2, 2)), "reshape reshape attention"),
+    declines("attention_of_repeated_heads", lambda b: repeated_attention(b, (2, 1)), "repeated differently"),
+    declines("attention_of_repeated_heads", lambda b: joined_attention(b)),
     declines("attention_of_joined_heads", lambda b: joined_attention(b, f(b, "m", 3 * M, 1, 1, 5)), "differs by batch"),
     declines(
         "attention_of_joined_heads",
