@@ -56,8 +56,14 @@ def _array(name: str, spec: dict[str, Any]) -> np.ndarray[Any, np.dtype[Any]]:
     shape = tuple(spec["shape"])
     values: Any
     match spec["gen"]:
+        case "const":
+            values = np.full(shape, spec.get("value", 0))
         case "normal":
-            values = random.standard_normal(shape)
+            values = random.standard_normal(shape) * spec.get("std", 1.0)
+        case "uniform":
+            values = random.uniform(spec.get("lo", 0.0), spec.get("hi", 1.0), shape)
+        case "choice":
+            values = random.choice(spec["values"], shape)
         case "randint":
             values = random.integers(spec["lo"], spec["hi"], shape)
         case "tokens":

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import aot
+import aot.runtime
 from tests.zoo.catalogue import Inputs, ZooModel, catalogue, folder, make_inputs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
