@@ -100,7 +100,7 @@ def _linear_classifier(c: Context) -> Result:
         label = c.op("where", is_second, c.scalar(second, dtypes.I64), c.scalar(first, dtypes.I64))
         if len(labels) != 2:
             return label, transformed(c, scores, post, alone=True)
-        score = transformed(c, scores, post)
+        score = transformed(c, scores, post, alone=post != "LOGISTIC")
         return label, c.op("concat", c.op("sub", c.scalar(1.0, dtypes.F32), score), score, axis=1)
     best = c.op("argmax", scores, axis=1, keepdims=False)
     return c.op("gather", c.builder.const(np.array(labels, np.int64)), best, axis=0), transformed(c, scores, post)
