@@ -68,8 +68,9 @@ def test_a_malformed_linear_classifier_is_refused() -> None:
 def test_svm_regressor(kernel: str) -> None:
     x = normal(6, 3)
     for one_class in (0, 1):
+        support: dict[str, Any] = {"support_vectors": normal(15).tolist(), "coefficients": normal(5).tolist()}
         model = ml("SVMRegressor", x, kernel_type=kernel, kernel_params=[0.3, 0.1, 2.0], n_supports=5, rho=[0.2],
-                   support_vectors=normal(15).tolist(), coefficients=normal(5).tolist(), one_class=one_class)  # fmt: skip
+                   one_class=one_class, **support)  # fmt: skip
         check_against_onnxruntime(*model, 1e-3, 1e-4)
     plain: dict[str, Any] = {"kernel_type": "LINEAR", "kernel_params": [0.0, 0.0, 0.0]}
     check_against_onnxruntime(*ml("SVMRegressor", x, rho=[0.2], coefficients=normal(3).tolist(), **plain))
