@@ -6,7 +6,7 @@ No converter's own exception leaves this module: a fault of the model is a Model
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +39,7 @@ from aot.ops import OPS
 from aot.ops.opdef import DimMismatch
 
 LARGEST_ROUNDS = 64  # conditions on symbols that one import may add
+LARGEST_BYTES = 1 << 47  # of one tensor: what a process can address
 DEEPEST_CALL = 32  # functions inside functions
 _EXAMPLES = 5
 # What reading nonsense can raise. It is reported as a fault of the node.
@@ -142,6 +143,9 @@ class Importer:
         if graph.sparse_initializer:
             self._reject("", "sparse initializers", 0, "", "the graph's weights")
         scope = Scope(initializers=initializers)
+        declared = (*graph.input, *graph.output)
+        _check_names((graph.name, *initializers, *(info.name for info in declared)))
+        _check_names(dim.dim_param for info in graph.input for dim in info.type.tensor_type.shape.dim)
         for info in graph.input:
             if info.name in initializers:
                 continue
@@ -190,7 +194,9 @@ class Importer:
             kind = dim.WhichOneof("value")
             declared = dim.dim_value if kind == "dim_value" else dim.dim_param if kind == "dim_param" else None
             shape.append(self.bindings.input_dim(info.name, axis, declared))
-        return self.builder.input(info.name, dtype, shape)
+        value = self.builder.input(info.name, dtype, shape)
+        _check_size(value, where)
+        return value
 
     def _output(self, value: Value, name: str, before: Sequence[Value]) -> Value:
         """The value behind an output: made by a node, and by no other output's name."""
@@ -240,6 +246,7 @@ class Importer:
 
     def _node(self, node: NodeProto, name: str, scope: Scope, frame: Frame) -> None:
         self.where = name
+        _check_names((name, *node.output))
         inputs: list[Value | None] = []
         poisoned = False
         for operand in node.input:
@@ -281,6 +288,7 @@ class Importer:
                 entry = POISON
             scope.entries[output] = entry
             if isinstance(entry, Value):
+                _check_size(entry, name)
                 self.names.setdefault(entry, frame.prefix + output)
 
     def _convert(
@@ -483,6 +491,19 @@ def _parsed_function(made: Any) -> FunctionProto | None:
     function = FunctionProto()
     function.ParseFromString(made)
     return function
+
+
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
+        if "\0" in name:
+            raise ModelError(f"the name {name!r} has a NUL character", hint="Rename it in the model.")
+
+
+def _check_size(value: Value, where: str) -> None:
+    size = value.type.bytes
+    if isinstance(size, int) and size > LARGEST_BYTES:
+        extents = ", ".join(map(str, value.type.shape))
+        raise ModelError(f"a tensor of shape [{extents}] has {size} bytes, more than any machine", where=where)
 
 
 def _named(graph: Graph, names: Mapping[Value, str]) -> Graph:

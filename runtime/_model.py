@@ -302,8 +302,6 @@ class Model:
         return shapes
 
     def _result_arrays(self, shapes: list[tuple[int, ...]], outputs: Mapping[str, Any] | None) -> list[Any]:
-        import numpy
-
         if not self._dtypes:
             self._dtypes = [_tensors.numpy_dtype(spec.dtype) for spec in self.outputs]
         if outputs and not outputs.keys() <= set(self._output_names):
@@ -313,7 +311,7 @@ class Model:
             if outputs and name in outputs:
                 results.append(outputs[name])
             else:
-                results.append(numpy.empty(shape, dtype))
+                results.append(_empty(name, shape, dtype))
         return results
 
     def reserve(self, **dims: int) -> int:
@@ -376,6 +374,19 @@ class Model:
             return ", ".join(f"{p.name}: {p.dtype}[{', '.join(map(str, p.shape))}]" for p in ports)
 
         return f"<Model ({specs(self.inputs)}) -> ({specs(self.outputs)})>"
+
+
+def _empty(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+    import numpy
+
+    try:
+        return numpy.empty(shape, dtype)
+    except (MemoryError, ValueError) as error:
+        raise RunError(
+            f"no memory for the output of shape {list(shape)}",
+            where=name,
+            hint="Use smaller inputs, or a larger machine.",
+        ) from error
 
 
 def _median(values: Sequence[int]) -> float:

@@ -35,6 +35,11 @@ _MOVING_READS = frozenset(
 )
 
 
+MOST_NODES = 48
+_ROW_NODES = 8
+"""Nodes in one kernel, and what a ROW op counts, which is many: more saves little, takes the C compiler
+minutes, and is deeper than recursion goes."""
+
 _READ_FROM_MEMORY = {"conv": 2, "attention": 3}
 """How many of the first operands of an op must be operands of the kernel: the emitter walks their bytes."""
 
@@ -230,6 +235,8 @@ class _Fuser:
             return "an op that writes its results itself is a kernel of its own"
         if producer.root is not None and consumer.root is not None:
             return "both have loops of their own"
+        if _size(producer) + _size(consumer) > MOST_NODES:
+            return f"the kernel would have more than {MOST_NODES} nodes"
         values = self._between(producer, consumer)
         reason = self._why_not_kinds(producer, consumer, values)
         if reason is not None:
@@ -406,6 +413,10 @@ class _Fuser:
         outputs = {value: Value(value.type, value.name) for value in exported}
         attrs = MappingProxyType({"kind": kind, "name": name})
         return Node("kernel", tuple(inputs), tuple(outputs.values()), attrs, locs, (region,)), outputs
+
+
+def _size(cluster: _Cluster) -> int:
+    return sum(_ROW_NODES if OPS[node.op].kind is Kind.ROW else 1 for node in cluster.nodes)
 
 
 def _is_scalar(const: Const) -> bool:

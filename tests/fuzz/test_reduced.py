@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -202,3 +203,48 @@ def test_convolutions_of_one_weight(agrees: Check) -> None:
         {"x": normal(3, 1, 1)},
         constants={"c": np.ones((1, 1, 1), np.float32)},
     )
+
+
+def model_bytes(nodes: Sequence[NodeProto], shape: Sequence[int | str], name: str = "x", **constants: Any) -> bytes:
+    held = [numpy_helper.from_array(np.asarray(array), key) for key, array in constants.items()]
+    info = helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+    graph = helper.make_graph(list(nodes), "reduced", [info], [onnx.ValueInfoProto(name="y")], held)
+    return bytes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10).SerializeToString()
+    )
+
+
+def test_a_name_with_a_nul_character() -> None:
+    with pytest.raises(aot.AotError, match="NUL") as caught:
+        aot.compile(model_bytes([node("Exp", ["a\0b"], ["y"])], [2], "a\0b"))
+    assert caught.value.code == "model"
+    with pytest.raises(aot.AotError, match="NUL") as caught:
+        aot.compile(model_bytes([node("Exp", ["x"], ["y"])], ["N\0"]))
+    assert caught.value.code == "model"
+
+
+def test_tensors_larger_than_any_machine() -> None:
+    with pytest.raises(aot.AotError, match=r"input 'x'.*bytes") as caught:
+        aot.compile(model_bytes([node("Exp", ["x"], ["y"])], [2**62, 2**62]))
+    assert caught.value.code == "model"
+    with pytest.raises(aot.AotError, match=r"too_much.*bytes") as caught:
+        aot.compile(
+            model_bytes([node("Expand", ["x", "s"], ["y"], name="too_much")], [1], s=np.asarray([2**40, 2**40]))
+        )
+    assert caught.value.code == "model"
+
+
+def test_no_memory_for_an_output(tmp_path: Path) -> None:
+    """1 TiB, of which the build knows and the machine cannot give."""
+    model = model_bytes([node("Expand", ["x", "s"], ["y"])], [1], s=np.asarray([2**40]))
+    loaded = aot.load(aot.compile(model, cache_dir=tmp_path).data)
+    with pytest.raises(aot.AotError, match=r"y: no memory") as caught:
+        loaded.run({"x": np.ones(1, np.float32)})
+    assert caught.value.code == "run"
+
+
+def test_long_chains_of_elementwise_ops(agrees: Check) -> None:
+    """One kernel of them all would be too deep for recursion, and for the C compiler's patience."""
+    ops = ("Neg", "Abs", "Relu")
+    agrees([node(ops[i % 3], [f"v{i}"], [f"v{i + 1}"]) for i in range(400)], ["v400"], {"v0": normal(3)})
+    agrees([node("Sum", ["x"] * 400, ["y"])], ["y"], {"x": normal(3)})
