@@ -20,6 +20,7 @@ DimOption = int | str | tuple[int, int | None] | Symbol | DimExpr
 
 _UNNAMED = frozenset({"", "?", "-1", "None", "none", "unk", "unknown"})
 _EXPRESSION = re.compile(r"[+*/()%,]|\s-\s|-\d+$")
+_LARGEST_BOUND = 1 << 40
 # Divisors to try for a symbol, smallest first: what strided layers ask for.
 _DIVISORS = tuple(sorted({2**i * odd for i in range(8) for odd in (1, 3, 5, 7)} - {1}))
 
@@ -238,16 +239,35 @@ def _bound_candidates(difference: Dim, symbol: Symbol) -> Iterator[tuple[int, in
             continue
         for number in call.args:
             for other in call.args:
-                if not isinstance(number, int) or isinstance(other, int):
+                if not isinstance(number, int) or dimension.symbols_of(other) != (symbol,):
                     continue
-                offset = other - symbol.dim
-                if not isinstance(offset, int):
+                least = _least(other, symbol, number)
+                if least is None:
                     continue
-                limit = number - offset
-                if limit >= symbol.lo and (symbol.hi is None or limit < symbol.hi):
+                # `other` is at least `number` from `least` on, and at most `number` until `limit`.
+                above = _least(other, symbol, number + 1)
+                limit = above - 1 if above is not None else None
+                if limit is not None and limit >= symbol.lo and (symbol.hi is None or limit < symbol.hi):
                     yield symbol.lo, limit, f"{symbol} must be at most {limit}"
-                if limit > symbol.lo and (symbol.hi is None or limit <= symbol.hi):
-                    yield limit, symbol.hi, f"{symbol} must be at least {limit}"
+                if least > symbol.lo and (symbol.hi is None or least <= symbol.hi):
+                    yield least, symbol.hi, f"{symbol} must be at least {least}"
+
+
+def _least(dim: Dim, symbol: Symbol, number: int) -> int | None:
+    """The least size of a symbol for which a dimension that only grows with it reaches a number."""
+
+    def reaches(size: int) -> bool:
+        return dimension.evaluate(dim, {symbol.name: size}) >= number
+
+    low, high = 0, 1
+    while not reaches(high):
+        low, high = high, high * 2
+        if high > _LARGEST_BOUND:
+            return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reaches(middle) else (middle + 1, high)
+    return low
 
 
 def _calls(dim: Dim) -> Iterator[Call]:

@@ -18,7 +18,7 @@ from aot import dtypes
 from aot.builder import Builder
 from aot.dims import Dim
 from aot.dtypes import DType
-from aot.frontend.known_scalars import Ratio, UnknownContents, is_symbolic
+from aot.frontend.known_scalars import MayBeNegative, Ratio, UnknownContents, is_symbolic
 from aot.frontend.known_tensors import contents_of, object_array, objects_of, static_shape
 from aot.ir import Array, Attr, Graph, TensorType, Value, const_of
 from aot.ops import OPS, infer
@@ -44,6 +44,7 @@ class KnownBuilder(Builder):
         self._known: dict[Value, Array] = {}
         self._derived: set[Value] = set()  # made here, of sizes and whole numbers
         self._pending: set[Value] = set()  # of these, what is not in the graph yet
+        self.unsigned: dict[Dim, None] = {}  # sizes whose quotients would be known if they were not negative
 
     def known(self, value: Value) -> Array | None:
         """The contents, as an object array, where they are known before running."""
@@ -131,14 +132,17 @@ class KnownBuilder(Builder):
         types = infer(name, filled, [value.type for value in inputs if value is not None])
         if len(types) != 1 or len(static_shape(types[0])) != types[0].rank:
             return None
-        # A constant float tensor is a weight; only floats that were made from sizes are followed.
+        # A constant float tensor is a weight; only floats that were made from sizes are followed, and single numbers.
         floats = [value for value in inputs if value is not None and value.type.dtype.is_float]
-        if floats and not any(value in self._derived for value in floats):
+        if any(value.type.rank for value in floats) and not any(value in self._derived for value in floats):
             return None
         if math.prod(static_shape(types[0])) > LARGEST_KNOWN:
             return None
         try:
             contents = contents_of(name, filled, operands, [v.type for v in inputs if v is not None], types[0])
+        except MayBeNegative as error:
+            self.unsigned[error.dim] = None
+            return None
         except (UnknownContents, OverflowError, ZeroDivisionError):
             return None
         return self.known_value(contents, types[0].dtype) if contents is not None else None

@@ -24,6 +24,14 @@ class UnknownContents(Exception):
     """The contents of a result cannot be told before running."""
 
 
+class MayBeNegative(UnknownContents):
+    """They could be told if a dimension were known not to be negative."""
+
+    def __init__(self, dim: Dim) -> None:
+        super().__init__(str(dim))
+        self.dim = dim
+
+
 @dataclass(frozen=True, slots=True)
 class Ratio:
     """numerator / denominator, not a whole number for every size; the denominator is positive."""
@@ -129,8 +137,10 @@ def _truncated_div(left: Dim, right: Dim) -> Dim:
     exact = dimension.exact_div(left, right)
     if exact is not None:
         return exact
-    if dimension.bounds(left)[0] < 0 or dimension.bounds(right)[0] <= 0:
+    if dimension.bounds(right)[0] <= 0:
         raise UnknownContents
+    if dimension.bounds(left)[0] < 0:
+        raise MayBeNegative(left)
     return dimension.floordiv(left, right)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
 
-from aot.dims import Dim
+from aot.dims import Dim, maximum
 from aot.errors import AotError, CompilerError, ModelError, UnsupportedError
 from aot.frontend import (
     onnx_elementwise,
@@ -27,6 +27,7 @@ from aot.frontend import (
     onnx_recurrent,
     onnx_reduce,
     onnx_shapes,
+    onnx_signal,
     onnx_trees,
     onnx_window,
 )
@@ -48,7 +49,7 @@ _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryE
 # Importing these modules fills CONVERTERS.
 CONVERTER_MODULES = (
     onnx_elementwise, onnx_gather, onnx_linear, onnx_ml, onnx_norm, onnx_places, onnx_random, onnx_recurrent,
-    onnx_reduce, onnx_shapes, onnx_trees, onnx_window,
+    onnx_reduce, onnx_shapes, onnx_signal, onnx_trees, onnx_window,
 )  # fmt: skip
 ONE_TO_ONE: Mapping[str, str] = {onnx_name: op.name for op in OPS.values() for onnx_name in op.onnx}
 
@@ -527,7 +528,13 @@ def _attempt(model: OnnxModel, bindings: Bindings) -> tuple[Importer, Graph | No
         bindings.restart()
         importer = Importer(model, bindings)
         try:
-            return importer, importer.run()
+            graph = importer.run()
+            # What depends on data may depend on sizes only, where a quotient of them is known not to be negative.
+            if graph is None and any(
+                bindings.resolve(maximum(dim, 0), dim, importer.where) for dim in importer.builder.unsigned
+            ):
+                continue
+            return importer, graph
         except DimMismatch as error:
             if not bindings.resolve(error.left, error.right, importer.where):
                 hint = "Bind the input dimensions with dims=, or check the shapes that the model declares."

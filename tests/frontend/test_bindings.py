@@ -80,6 +80,9 @@ A, B, C = Symbol("a").dim, Symbol("b").dim, Symbol("c").dim
         (minimum(A, 512), A, "a must be at most 512"),
         (minimum(A + 2, 512), A + 2, "a must be at most 510"),
         (maximum(A, 4), A, "a must be at least 4"),
+        (maximum(floordiv(A - 10, 5), 0), floordiv(A - 10, 5), "a must be at least 10"),
+        (maximum(floordiv(floordiv(A - 10, 5) - 2, 2), 0), floordiv(floordiv(A - 10, 5) - 2, 2), "at least 20"),
+        (minimum(floordiv(A, 3), 4), floordiv(A, 3), "a must be at most 14"),
         (2 * floordiv(A, 2), A, "a must be a multiple of 2"),
         (4 * floordiv(A, 4), 2 * floordiv(A, 2), "a must be a multiple of 4"),
         (2 * (floordiv(A - 1, 16) + 1), floordiv(A - 1, 8) + 1, "a must be a multiple of 16"),
@@ -110,6 +113,39 @@ def test_a_reshape_by_the_batch_of_another_input() -> None:
     model = model_of(nodes, {"x": x, "mask": mask}, ["y"], constants={"rest": np.array([-1])})
     first, second = load(model).inputs
     assert first.type.shape == second.type.shape and first.type.shape[0] != first.type.shape[1]
+
+
+def test_lengths_that_an_exporter_counts_with_integer_division() -> None:
+    """torch counts what a convolution leaves as (n - window) / stride + 1; shorter inputs have no result."""
+    nodes = [
+        node("Shape", ["x"], ["n"], start=1),
+        node("Sub", ["n", "ten"], ["less"]),
+        node("Div", ["less", "five"], ["steps"]),
+        node("Concat", ["steps", "rest"], ["wanted"], axis=0),
+        node("Expand", ["one", "wanted"], ["y"]),
+    ]
+    constants = {"ten": np.array([10]), "five": np.array([5]), "rest": np.array([3]), "one": np.ones(1, np.float32)}
+    graph, info = load_with_info(model_of(nodes, {"x": (FLOAT, ["b", "n"])}, ["y"], constants=constants))
+    assert info.warnings == ("n must be at least 10 (needed by Expand_4)",)
+    assert str(graph.outputs[0].type.shape[0]) == "(n//5) - 2"
+
+
+def test_a_size_made_of_constant_numbers() -> None:
+    nodes = [
+        node("Pow", ["sixteen", "half"], ["root"]),
+        node("Cast", ["root"], ["size"], to=7),
+        node("Unsqueeze", ["size", "zero"], ["sizes"]),
+        node("Concat", ["rest", "sizes"], ["wanted"], axis=0),
+        node("Reshape", ["x", "wanted"], ["y"]),
+    ]
+    constants = {
+        "sixteen": np.array(16, np.float32),
+        "half": np.array(0.5, np.float32),
+        "zero": np.array([0]),
+        "rest": np.array([-1]),
+    }
+    graph = load(model_of(nodes, {"x": (FLOAT, ["b", 8])}, ["y"], constants=constants))
+    assert graph.outputs[0].type.shape[1] == 4
 
 
 def test_conditions_compose() -> None:
