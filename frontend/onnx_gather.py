@@ -67,6 +67,16 @@ def _reverse_sequence(c: Context) -> Result:
     return c.op("gather_elements", x, c.expand(place, x.type.shape), axis=time)
 
 
+@onnx_op("GridSample")
+def _grid_sample(c: Context) -> Result:
+    mode = c.text_attribute("mode", "linear" if c.opset >= 20 else "bilinear")
+    modes = {"bilinear": "linear", "bicubic": "cubic"}
+    return c.op(
+        "grid_sample", c.input(0), c.input(1), mode=modes.get(mode, mode),
+        padding=c.text_attribute("padding_mode", "zeros"), align=c.bool_attribute("align_corners", False),
+    )  # fmt: skip
+
+
 @onnx_op("Upsample")
 def _upsample(c: Context) -> Result:
     mode = c.text_attribute("mode", "nearest")

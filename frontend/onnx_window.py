@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aot import dims as dimension
+from aot import dtypes
 from aot.dims import Dim
 from aot.frontend.onnx_registry import Context, Result, onnx_op
 from aot.frontend.onnx_shapes import padded
 from aot.ir import Value
+
+LARGEST_INDEXED_WINDOW = 64
+"""Elements of a window up to which the places of its maxima are found: each is a read of its own."""
 
 
 @dataclass
@@ -177,7 +182,54 @@ def _max_pool(c: Context) -> Result:
         dilations=window.dilations,
         ceil=c.bool_attribute("ceil_mode", False),
     )
-    return (result, None) if c.wants(1) else result
+    return (result, _winners(c, result, lowest)) if c.wants(1) else result
+
+
+def _winners(c: Context, result: Value, lowest: float | int) -> Value:
+    """The flat position of every maximum of a MaxPool in its operand: the first of equal ones in a window."""
+    window = _pool_window(c)
+    x = c.input(0)
+    rank, spatial = x.type.rank, x.type.rank - 2
+    taps = list(itertools.product(*map(range, window.kernel)))
+    if len(taps) > LARGEST_INDEXED_WINDOW:
+        c.unsupported(f"the Indices result for windows of more than {LARGEST_INDEXED_WINDOW} elements")
+    extents = result.type.shape[2:]
+    after: list[Dim] = [0, 0]
+    for axis in range(spatial):
+        last = (extents[axis] - 1) * window.strides[axis] + window.reach[axis]
+        after.append(dimension.maximum(last - window.begins[axis] - x.type.shape[2 + axis], 0))
+    around = padded(c, x, [0, 0, *window.begins], after, "constant", c.scalar(lowest, x.type.dtype))
+    steps: list[Dim] = [1] * rank
+    order = range(rank - 1, 1, -1)
+    if c.int_attribute("storage_order", 0):
+        order = range(2, rank)
+    step: Dim = 1
+    for axis in order:
+        steps[axis] = step
+        step = step * x.type.shape[axis]
+    steps[1], steps[0] = step, step * x.type.shape[1]
+
+    def along(axis: int, start: Dim, stride: int) -> Value:
+        shape = tuple(extent if a == axis else 1 for a, extent in enumerate(result.type.shape))
+        counted = c.op("iota", shape=shape, axis=axis, start=0, step=stride, dtype=dtypes.I64)
+        moved = c.op("add", counted, c.dim_scalar(start, dtypes.I64))
+        return c.op("mul", moved, c.dim_scalar(steps[axis], dtypes.I64))
+
+    best: Value | None = None
+    place: Value | None = None
+    for tap in taps:
+        offsets = [t * d for t, d in zip(tap, window.dilations, strict=True)]
+        value = c.op("slice", around, starts=(0, 0, *offsets), sizes=result.type.shape, steps=(1, 1, *window.strides))
+        here = c.op("add", along(0, 0, 1), along(1, 0, 1))
+        for axis in range(spatial):
+            here = c.op("add", here, along(2 + axis, offsets[axis] - window.begins[axis], window.strides[axis]))
+        if best is None or place is None:
+            best, place = value, c.expand(here, result.type.shape)
+            continue
+        better = c.op("gt", value, best)
+        best, place = c.op("where", better, value, best), c.op("where", better, here, place)
+    assert place is not None
+    return place
 
 
 @onnx_op("AveragePool")

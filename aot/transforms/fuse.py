@@ -27,7 +27,7 @@ from aot.views import VIEW_OPS
 GENERATORS = frozenset({"iota", "dim_tensor"})
 """Ops without operands: cloned into every consumer, since an index is cheaper than a load."""
 
-_EXPENSIVE_GATHERS = frozenset({"resize"})
+_EXPENSIVE_GATHERS = frozenset({"resize", "grid_sample"})
 """GATHER ops that read several elements of their input per output element."""
 
 _MOVING_READS = frozenset(
