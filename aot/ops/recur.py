@@ -82,7 +82,10 @@ def directions(attrs: Attrs) -> tuple[bool, ...]:
 
 
 def _functions(attrs: Attrs, form: Form) -> list[Callable[[Expr], Expr]]:
-    """The activations of a recurrence as functions of a clipped argument."""
+    """The activations of a recurrence as functions of a clipped argument.
+
+    An LSTM's third, of the cell state, is not clipped: ONNX says that all are, ONNX Runtime computes so.
+    """
     names = str(attrs["activations"]).split() or list(form.activations)
     parameters = attrs["parameters"]
     assert isinstance(parameters, tuple)
@@ -95,7 +98,7 @@ def _functions(attrs: Attrs, form: Form) -> list[Callable[[Expr], Expr]]:
             raise OpError(f"activation {name!r} is none of {', '.join(ACTIVATIONS)}")
         function, defaults = ACTIVATIONS[name]
         given = parameters[2 * number : 2 * number + 2] or (*defaults, 0.0, 0.0)[:2]
-        found.append(partial(_activate, function, float(given[0]), float(given[1]), clip))  # type: ignore[arg-type]
+        found.append(partial(_activate, function, float(given[0]), float(given[1]), clip if number < 2 else 0.0))  # type: ignore[arg-type]
     return found
 
 

@@ -58,7 +58,8 @@ def cases() -> Iterator[Any]:
             yield op, 4, direction, "", {}
             yield op, 3, direction, "sequence_lens P", {}
             yield op, 5, direction, "B sequence_lens initial_h initial_c P", {}
-        yield op, 4, "bidirectional", "initial_h initial_c P", {"clip": 0.4}
+        for clip in (0.05, 0.2, 1.0):
+            yield op, 4, "bidirectional", "", {"clip": clip}
         for name, parameters in ACTIVATIONS:
             values = [0.3, 0.6][:parameters]
             attrs: dict[str, Any] = {"activations": [name] * FUNCTIONS[op]}
