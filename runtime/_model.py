@@ -19,6 +19,8 @@ from aot.runtime import _tensors
 
 _MAP_WEIGHTS, _ANY_WEIGHTS = 1, 2
 _PROFILE = 1
+_LONGEST_SECONDS = 1e9  # a longer timeout is none
+_I64 = range(-(1 << 63), 1 << 63)
 
 
 class TensorSpec(NamedTuple):
@@ -66,8 +68,10 @@ class Model:
         plan_cache_size: int = 8,
         temporary_directory: str | os.PathLike[str] | None = None,
     ) -> None:
-        if threads is not None and threads < 1:
-            raise RunError(f"threads must be at least 1, got {threads}")
+        if threads is not None and not (isinstance(threads, int) and 1 <= threads < 1 << 31):
+            raise RunError(f"threads must be a number from 1, got {threads!r}")
+        if not (isinstance(plan_cache_size, int) and 0 <= plan_cache_size < 1 << 31):
+            raise RunError(f"plan_cache_size must be a number from 0, got {plan_cache_size!r}")
         self._lib = native.library()
         self._options = native.info(native.SessionOptions)
         self._options.thread_count = threads or 0
@@ -86,6 +90,7 @@ class Model:
         self._handle = handle
         self._idle: list[int] = []
         self._close = weakref.finalize(self, _unload, self._lib, handle, self._idle)
+        self._close.atexit = False  # a daemon thread may still be running it
         self.inputs = self._ports("input")
         self.outputs = self._ports("output")
         self._input_names = tuple(spec.name for spec in self.inputs)
@@ -115,18 +120,25 @@ class Model:
         assert handle.value is not None
         return handle.value
 
+    @property
+    def _live(self) -> int:
+        """The handle; raises RunError once it is closed."""
+        if not self._close.alive:
+            raise RunError("the model was closed", hint="Load it again.")
+        return self._handle
+
     def _ports(self, side: str) -> tuple[TensorSpec, ...]:
-        count = getattr(self._lib, f"aot_model_{side}_count")(self._handle)
+        count = getattr(self._lib, f"aot_model_{side}_count")(self._live)
         get_port = getattr(self._lib, f"aot_model_{side}")
         get_dim = getattr(self._lib, f"aot_model_{side}_dim")
         specs = []
         for index in range(count):
             port = native.info(native.PortInfo)
-            get_port(self._handle, index, ctypes.byref(port))
+            get_port(self._live, index, ctypes.byref(port))
             shape: list[int | str] = []
             for axis in range(port.rank):
                 dim = native.info(native.DimInfo)
-                get_dim(self._handle, index, axis, ctypes.byref(dim))
+                get_dim(self._live, index, axis, ctypes.byref(dim))
                 shape.append(int(dim.value) if dim.value >= 0 else dim.text.decode())
             specs.append(TensorSpec(port.name.decode(), port.dtype.decode(), tuple(shape)))
         return tuple(specs)
@@ -135,9 +147,9 @@ class Model:
     def dims(self) -> tuple[DimSpec, ...]:
         """The extents that vary, with their bounds."""
         found = []
-        for index in range(self._lib.aot_model_symbol_count(self._handle)):
+        for index in range(self._lib.aot_model_symbol_count(self._live)):
             symbol = native.info(native.SymbolInfo)
-            self._lib.aot_model_symbol(self._handle, index, ctypes.byref(symbol))
+            self._lib.aot_model_symbol(self._live, index, ctypes.byref(symbol))
             hi = None if symbol.hi < 0 else int(symbol.hi)
             found.append(DimSpec(symbol.name.decode(), int(symbol.lo), hi, int(symbol.divisor)))
         return tuple(found)
@@ -146,9 +158,9 @@ class Model:
     def programs(self) -> tuple[ProgramSpec, ...]:
         """Every program of the artifact, in the order in which they are tried."""
         found = []
-        for index in range(self._lib.aot_model_program_count(self._handle)):
+        for index in range(self._lib.aot_model_program_count(self._live)):
             p = native.info(native.ProgramInfo)
-            self._lib.aot_model_program(self._handle, index, ctypes.byref(p))
+            self._lib.aot_model_program(self._live, index, ctypes.byref(p))
             texts = (p.target.decode(), p.variant.decode(), p.planner.decode())
             found.append(
                 ProgramSpec(*texts, bool(p.supported), bool(p.selected), p.kernel_count, p.step_count, p.code_bytes)
@@ -166,14 +178,14 @@ class Model:
         import json
 
         size = ctypes.c_size_t()
-        address = self._lib.aot_model_meta(self._handle, ctypes.byref(size))
+        address = self._lib.aot_model_meta(self._live, ctypes.byref(size))
         value = json.loads(ctypes.string_at(address, size.value)) if size.value else {}
         return dict(value)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of constants in memory."""
-        return int(self._lib.aot_model_weight_bytes(self._handle))
+        return int(self._lib.aot_model_weight_bytes(self._live))
 
     @property
     def memory_bytes(self) -> int:
@@ -190,14 +202,12 @@ class Model:
             self._idle.append(session)
 
     def _new_session(self, flags: int = 0) -> int:
-        if not self._close.alive:
-            raise RunError("the model was closed")
         options = native.SessionOptions.from_buffer_copy(self._options)
         options.flags = flags
         session = ctypes.c_void_p()
         error = native.new_error()
         status = self._lib.aot_session_create(
-            self._handle, ctypes.byref(options), ctypes.byref(session), ctypes.byref(error)
+            self._live, ctypes.byref(options), ctypes.byref(session), ctypes.byref(error)
         )
         if status:
             raise native.exception(status, error)
@@ -223,9 +233,11 @@ class Model:
         Outputs are new numpy arrays, or the arrays given in `outputs`, which may name only some.
         Raises GuardError for an input that does not fit, RunError after `timeout_seconds`.
         """
-        if self._input_set != inputs.keys():
-            self._complain("input", inputs, self._input_names)
-        given = [_tensors.view(name, inputs[name]) for name in self._input_names]
+        if timeout_seconds is not None and (
+            not isinstance(timeout_seconds, int | float) or timeout_seconds != timeout_seconds
+        ):
+            raise RunError(f"timeout_seconds must be a number of seconds, got {timeout_seconds!r}")
+        given = self._given(inputs)
         results = self._run(given, outputs, timeout_seconds)
         return dict(zip(self._output_names, results, strict=True))
 
@@ -238,6 +250,16 @@ class Model:
         given = [_tensors.view(name, array) for name, array in zip(self._input_names, arrays, strict=True)]
         results = self._run(given, None, None)
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _given(self, inputs: Mapping[str, Any]) -> list[_tensors.View]:
+        if not hasattr(inputs, "keys"):
+            raise GuardError(
+                f"expected inputs by name, got {type(inputs).__name__}",
+                hint='Write run({"name": array}), or call the model with the arrays in order.',
+            )
+        if self._input_set != inputs.keys():
+            self._complain("input", inputs, self._input_names)
+        return [_tensors.view(name, inputs[name]) for name in self._input_names]
 
     def _complain(self, what: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
         unknown = [repr(name) for name in given if name not in names]
@@ -274,7 +296,7 @@ class Model:
         ]
         targets = (ctypes.c_void_p * len(views))(*[view.address for view in views])
         options = None
-        if timeout is not None:
+        if timeout is not None and timeout < _LONGEST_SECONDS:
             options = native.info(native.RunOptions)
             options.deadline_ns = time.monotonic_ns() + max(int(timeout * 1e9), 1)
         status = self._lib.aot_session_run(
@@ -316,6 +338,9 @@ class Model:
 
     def reserve(self, **dims: int) -> int:
         """Makes the plan and memory for given values of the model's dims ahead of time. Returns the arena's bytes."""
+        for name, value in dims.items():
+            if not isinstance(value, int) or value not in _I64:
+                raise GuardError(f"expected a whole number below 2**63, got {value!r}", where=name)
         values = (native.DimValue * len(dims))(*[native.DimValue(name.encode(), value) for name, value in dims.items()])
         session = self._take()
         try:
@@ -332,9 +357,7 @@ class Model:
 
         A barrier follows every step, so the sum is a little more than a run takes.
         """
-        if self._input_set != inputs.keys():
-            self._complain("input", inputs, self._input_names)
-        given = [_tensors.view(name, inputs[name]) for name in self._input_names]
+        given = self._given(inputs)
         session = self._new_session(_PROFILE)
         try:
             rows: list[list[int]] = []
@@ -353,10 +376,8 @@ class Model:
 
     def _step(self, program: int, index: int) -> tuple[str, tuple[str, ...]]:
         step = native.info(native.StepInfo)
-        self._lib.aot_model_program_step(self._handle, program, index, ctypes.byref(step))
-        locs = (
-            self._lib.aot_model_program_step_loc(self._handle, program, index, loc) for loc in range(step.loc_count)
-        )
+        self._lib.aot_model_program_step(self._live, program, index, ctypes.byref(step))
+        locs = (self._lib.aot_model_program_step_loc(self._live, program, index, loc) for loc in range(step.loc_count))
         return step.label.decode(), tuple(loc.decode() for loc in locs)
 
     def close(self) -> None:

@@ -113,6 +113,13 @@ def _torch_view(name: str, tensor: Any) -> View:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in _BY_NUMPY:
         raise GuardError(f"no element type for {tensor.dtype}", where=name, hint="Convert the tensor first.")
+    layout = str(tensor.layout).removeprefix("torch.")
+    if layout != "strided":
+        raise GuardError(
+            f"expected a dense tensor, got one of layout {layout}", where=name, hint="Call to_dense() first."
+        )
+    if tensor.is_neg() or tensor.is_conj():
+        raise GuardError("the tensor's negation is pending", where=name, hint="Call resolve_neg() first.")
     code, bits = _BY_NUMPY[dtype]
     device = 1 if tensor.device.type == "cpu" else 2
     # Filled by hand: `tensor.__dlpack__()` takes four times as long, and refuses tensors that want gradients.
