@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aot import dims
-from aot.backend.cpu.isa import Isa
+from aot.backend.cpu.isa import V4, Isa
 from aot.backend.cpu.recur import emit_recurrence
 from aot.builder import Builder
 from aot.dims import Dim, Symbol
@@ -84,7 +84,7 @@ def check(isa: Isa, kernel: Kernel, symbols: dict[str, int] | None = None) -> No
 @pytest.mark.parametrize("hidden", [1, 5, 16, 40, 64, 128])
 @pytest.mark.parametrize("op", ["recur_lstm", "recur_gru", "recur_rnn"])
 def test_sizes(isa: Isa, op: str, hidden: int) -> None:
-    attrs = {"linear_before_reset": True} if op == "recur_gru" else {}
+    attrs: dict[str, Any] = {"linear_before_reset": True} if op == "recur_gru" else {}
     kernel = recurrence(op, S, B, hidden, tuple(n for n in ALL if n in OPERANDS[op]), **attrs)
     for batch in (1, 2, 3, 4, 5, 29):
         check(isa, kernel, {"S": 1 + batch % 4, "B": batch})
@@ -133,7 +133,7 @@ def test_weights_of_both_directions(isa: Isa) -> None:
 
 
 def test_schedule_names_the_form() -> None:
-    emitted = emit_recurrence(recurrence("recur_lstm", S, B, 128), ISAS[1].values[0])
+    emitted = emit_recurrence(recurrence("recur_lstm", S, B, 128), V4)
     assert "128 units" in emitted.schedule and "packed" in emitted.schedule
     assert emitted.packed[1].shape == (1, 8, 4, 128, 16)
     assert isinstance(emitted.scratch_bytes, int), "scratch does not grow with time or batch"

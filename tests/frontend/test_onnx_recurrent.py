@@ -139,7 +139,7 @@ def _network() -> onnx.ModelProto:
         gates = GATES[op] * hidden
         for name, shape in zip(names, ((gates, width), (gates, hidden), (2 * gates,)), strict=True):
             constants[name] = random.normal(0, 0.3, (2, *shape)).astype(np.float32)
-        more = {"linear_before_reset": 1} if op == "GRU" else {}
+        more: dict[str, Any] = {"linear_before_reset": 1} if op == "GRU" else {}
         results = [f"y{number}", f"h{number}", f"c{number}"][: 3 if op == "LSTM" else 2]
         operands = [below, *names, "lengths"] if number == 2 else [below, *names]
         nodes += [
