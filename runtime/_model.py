@@ -69,9 +69,9 @@ class Model:
         temporary_directory: str | os.PathLike[str] | None = None,
     ) -> None:
         if threads is not None and not (isinstance(threads, int) and 1 <= threads < 1 << 31):
-            raise RunError(f"threads must be a number from 1, got {threads!r}")
+            raise RunError(f"threads must be a number, at least 1, got {threads!r}")
         if not (isinstance(plan_cache_size, int) and 0 <= plan_cache_size < 1 << 31):
-            raise RunError(f"plan_cache_size must be a number from 0, got {plan_cache_size!r}")
+            raise RunError(f"plan_cache_size must be a number, at least 0, got {plan_cache_size!r}")
         self._lib = native.library()
         self._options = native.info(native.SessionOptions)
         self._options.thread_count = threads or 0
