@@ -16,15 +16,21 @@ _SURELY_MASKED = -1e8  # a finite score this low has no weight beside any real o
 
 
 @dataclass(slots=True)
+class _Mask:
+    """What is added to scores; or, with a `fill`, the condition where they are replaced by it."""
+
+    value: Value
+    fill: float | None = None
+    masked_where: bool = True
+
+
+@dataclass(slots=True)
 class _Scores:
     """What stands between a softmax and the product of q and k."""
 
     product: Node
     scale: float = 1.0
-    additive: Value | None = None
-    condition: Value | None = None
-    fill: float = 0.0  # the score where `condition` is `masked_where`
-    masked_where: bool = True
+    masks: list[_Mask] = field(default_factory=list)  # in the order in which they are applied
     nodes: list[Node] = field(default_factory=list)
 
 
@@ -54,8 +60,8 @@ def _scores(view: View, value: Value) -> _Scores | None:
     if node.op == "add":
         for inner, mask in (node.operands, node.operands[::-1]):
             found = _scores(view, inner)
-            if found is not None and found.additive is None and found.condition is None:
-                found.additive = mask
+            if found is not None:
+                found.masks.append(_Mask(mask))
                 found.nodes.append(node)
                 return found
         return None
@@ -63,8 +69,8 @@ def _scores(view: View, value: Value) -> _Scores | None:
     for inner, other, masked_where in ((no, yes, True), (yes, no, False)):
         fill = view.number(other)
         found = _scores(view, inner) if fill is not None else None
-        if fill is not None and found is not None and found.additive is None and found.condition is None:
-            found.condition, found.fill, found.masked_where = condition, fill, masked_where
+        if fill is not None and found is not None:
+            found.masks.append(_Mask(condition, fill, masked_where))
             found.nodes.append(node)
             return found
     return None
@@ -105,11 +111,11 @@ def _check_attention(m: Match) -> str | None:
         return "q, k and v have different ranks"
     if k.type.shape[:-2] != batch or m["v"].type.shape[:-2] != batch:
         return "q, k and v have different batches or heads"
-    mask = found.additive if found.additive is not None else found.condition
-    if mask is not None and not value_fits(mask, shape):
-        return "the mask widens the scores"
-    if found.condition is not None and found.fill != -math.inf and found.fill > _SURELY_MASKED:
-        return f"masked scores are set to {found.fill:g}, which may still count"
+    for mask in found.masks:
+        if not value_fits(mask.value, shape):
+            return "the mask widens the scores"
+        if mask.fill is not None and mask.fill > _SURELY_MASKED:
+            return f"masked scores are set to {mask.fill:g}, which may still count"
     if not dies(m, weights, *guard, *found.nodes):
         return "its scores are read by others too"
     m.include(*q_nodes, *k_nodes, *([turned] if turned is not None else []))
@@ -136,16 +142,17 @@ def _keys(b: Builder, k: Value, turned: Node | None) -> Value:
 
 
 def _mask(b: Builder, found: _Scores, rank: int) -> Value | None:
-    """The mask as attention takes it: True where a score counts, or what is added to scores."""
-    mask = found.additive
-    if mask is None and found.condition is not None:
-        condition = found.condition
-        if found.fill == -math.inf:
-            mask = emit(b, "not", condition) if found.masked_where else condition
+    """The masks as attention takes one: True where a score counts, or what is added to scores."""
+    mask: Value | None = None
+    dtype = found.product.output.type.dtype
+    for step in found.masks:
+        if step.fill is None:
+            mask = step.value if mask is None else emit(b, "add", mask, step.value)
+        elif step.fill == -math.inf and len(found.masks) == 1:
+            mask = emit(b, "not", step.value) if step.masked_where else step.value
         else:
-            dtype = found.product.output.type.dtype
-            parts = [b.scalar(found.fill, dtype), b.scalar(0.0, dtype)]
-            mask = emit(b, "where", condition, *(parts if found.masked_where else parts[::-1]))
+            parts = [b.scalar(step.fill, dtype), b.scalar(0.0, dtype) if mask is None else mask]
+            mask = emit(b, "where", step.value, *(parts if step.masked_where else parts[::-1]))
     if mask is None or rank == 4 or mask.type.rank < 3:
         return mask
     batch, *rest = mask.type.shape

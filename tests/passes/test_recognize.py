@@ -306,6 +306,10 @@ def attend(
         scores = b.add(scores, f(b, "mask", M, M))
     if mask == "add first":
         scores = b.add(f(b, "mask", 2, *((1,) * (rank - 3)), 1, M), scores)
+    if mask == "add twice":
+        scores = b.add(b.add(scores, f(b, "bias", 3, M, M)), f(b, "mask", 2, 1, 1, M))
+    if mask == "add, where":
+        scores = b.where(f(b, "keep", 2, 1, 1, M, dtype=BOOL), b.add(f(b, "bias", M, M), scores), n(b, fill))
     if mask in ("where", "where not"):
         keep = f(b, "keep", 2, *((1,) * (rank - 3)), 1, M, dtype=BOOL)
         hidden = n(b, fill)
@@ -332,6 +336,10 @@ ATTENTION: list[Case] = [
     fires("attention", lambda b: attend(b, turned=False)),
     fires("attention", lambda b: attend(b, mask="add", on="both", guard=0.0)),
     fires("attention", lambda b: attend(b, mask="where", guard=0.0)),
+    fires("attention", lambda b: attend(b, mask="add twice")),
+    fires("attention", lambda b: attend(b, mask="add, where", guard=0.0)),
+    fires("attention", lambda b: attend(b, mask="add, where", fill=-1e9)),
+    declines("attention", lambda b: attend(b, mask="add, where", fill=-10.0), "may still count"),
     declines("attention", lambda b: attend(b, mask="add", guard=1.0), ""),
     fires("attention", lambda b: attend(b, rank=3)),
     fires("attention", lambda b: attend(b, rank=3, mask="add first")),
