@@ -8,6 +8,7 @@ from aot import dims as dimension
 from aot import dtypes
 from aot.dims import Dim
 from aot.frontend.onnx_registry import Context, Result, onnx_op
+from aot.frontend.onnx_shapes import padded
 from aot.ir import Value
 from aot.ops.scatter import REDUCTIONS
 
@@ -69,13 +70,16 @@ def _max_unpool(c: Context) -> Result:
         (x.type.shape[2 + a] - 1) * strides[a] + kernel[a] - pads[a] - pads[spatial + a] for a in range(spatial)
     )
     shape: tuple[Dim, ...] = (*x.type.shape[:2], *natural)
-    if c.has(2):
-        given = c.dims(2, "output_shape")
-        shape = given if len(given) == x.type.rank else (*x.type.shape[:2], *given)
     zeros = c.expand(c.scalar(0, x.type.dtype), (dimension.product(shape),))
     flat = (x.type.elements,)
     filled = c.op("scatter_elements", zeros, c.reshape(places, flat), c.reshape(x, flat), axis=0)
-    return c.reshape(filled, shape)
+    result = c.reshape(filled, shape)
+    if c.has(2):  # a larger result has zeros behind: the places are those in the natural one
+        given = c.dims(2, "output_shape")
+        wanted = given if len(given) == x.type.rank else (*x.type.shape[:2], *given)
+        after = [want - have for want, have in zip(wanted, shape, strict=True)]
+        result = padded(c, result, [0] * x.type.rank, after, "constant", c.scalar(0, x.type.dtype))
+    return result
 
 
 @onnx_op("Col2Im")

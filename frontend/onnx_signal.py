@@ -71,9 +71,9 @@ def _dft(c: Context) -> Result:
 def _stft(c: Context) -> Result:
     x = c.input(0)
     batch, samples = x.type.shape[:2]
-    parts = x.type.shape[2] if x.type.rank == 3 else 1
-    if parts not in (1, 2):
-        c.fail("the last axis holds real and imaginary parts")
+    parts = 2 if x.type.rank == 3 and x.type.shape[2] == 2 else 1
+    if x.type.rank not in (2, 3) or (x.type.rank == 3 and x.type.shape[2] not in (1, 2)):
+        c.fail("the signal is [batch, samples], with an axis of real and imaginary parts behind them or none")
     step = c.int_scalar(1, "the frame step")
     window = _contents(c, c.input(2), "the window") if c.has(2) else None
     if c.has(3):
@@ -94,7 +94,7 @@ def _stft(c: Context) -> Result:
         filters[:, 0, 1], filters[:, 1, 1] = -sin, cos
     signal = c.reshape(x, (batch, samples, parts)) if x.type.rank == 2 else x
     signal = c.transpose(signal, (0, 2, 1)) if parts == 2 else c.reshape(signal, (batch, 1, samples))
-    weights = c.builder.const(filters.reshape(bins * 2, int(parts), length).astype(x.type.dtype.numpy))
+    weights = c.builder.const(filters.reshape(bins * 2, parts, length).astype(x.type.dtype.numpy))
     spectrum = c.op("conv", signal, weights, strides=(step,), pads=(0, 0), dilations=(1,), groups=1)
     turned = c.transpose(spectrum, (0, 2, 1))
     return c.reshape(turned, (batch, turned.type.shape[1], bins, 2))

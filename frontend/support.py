@@ -24,13 +24,35 @@ LIMITS = {
     "ConvTranspose": "no negative pads; output_shape needs fixed spatial sizes",
     "Dropout": "inference only (or ratio 0)",
     "If": "only if the condition is known when building",
-    "MaxPool": "no Indices result",
+    "MaxPool": "the Indices result for windows of at most 64 elements",
+    "Multinomial": "its own numbers, the same in every run; without a seed the node's name is one",
+    "RandomNormal": "its own numbers, the same in every run; without a seed the node's name is one",
+    "RandomNormalLike": "as RandomNormal",
+    "RandomUniform": "as RandomNormal",
+    "RandomUniformLike": "as RandomNormal",
+    "Bernoulli": "as RandomNormal",
+    "Compress": "the condition must be known when building",
+    "Col2Im": "fixed image sizes",
+    "DFT": "at most 4096 samples, a number that is known when building; one-sided only of real numbers",
+    "STFT": "frames of at most 4096 samples; the window must be known when building",
+    "ScatterElements": "indices outside of the tensor change nothing",
+    "ScatterND": "indices outside of the tensor change nothing",
+    "TopK": "NaN counts as the largest",
     "OneHot": "the depth must be known when building",
     "Range": "start, limit and delta must be known when building, sizes of inputs included",
     "Resize": "no antialias, no tf_crop_and_resize",
 }
+ML_DOMAIN = "ai.onnx.ml"
+ML_LIMITS = {
+    "LabelEncoder": "numbers to numbers",
+    "LinearClassifier": "integer labels",
+    "OneHotEncoder": "integer categories; a value that is none gives zeros",
+    "Scaler": "operands of rank 1 and 2, unless one number serves all features",
+    "TreeEnsembleClassifier": "integer labels; not PROBIT where two classes have one score",
+    "ZipMap": "gives the tensor of probabilities; a warning says which column is which class",
+}
 # Ops whose function bodies need ops that are not supported.
-_BODY_UNSUPPORTED = frozenset({"Bernoulli", "DynamicQuantizeLinear", "LinearAttention", "SequenceMap"})
+_BODY_UNSUPPORTED = frozenset({"DynamicQuantizeLinear", "LinearAttention", "SequenceMap"})
 
 
 def _how(name: str) -> str:
@@ -59,6 +81,21 @@ is not supported, with node names and counts.
 
 Not supported: {missing}.
 
+## ai.onnx.ml
+
+| op | limits |
+|---|---|
+{ml_rows}
+
+Not supported: {ml_missing}.
+
+Tensors of strings have no place in an artifact: labels and categories must be integers.
+
+## Random numbers
+
+Random ops give numbers from a counter and a seed (Philox 4x32-10): every run of an artifact gives the same ones, with
+any number of threads. They follow the distribution, and are not those of ONNX Runtime for the same seed.
+
 ## Dimensions
 
 A named dimension of an input becomes a symbol; the same name is the same symbol. Dimensions without a name, or named by
@@ -72,6 +109,8 @@ def support_page() -> str:
     """docs/onnx.md."""
     names = sorted({schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""})
     ways = {name: _how(name) for name in names}
+    ml = sorted({schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ML_DOMAIN})
+    ml_rows = [f"| {name} | {ML_LIMITS.get(name, '')} |" for name in ml if (ML_DOMAIN, name) in CONVERTERS]
     rows = [f"| {name} | {way} | {LIMITS.get(name, '')} |" for name, way in ways.items() if way]
     return _PAGE.format(
         version=onnx.__version__,
@@ -81,4 +120,6 @@ def support_page() -> str:
         all=len(names),
         rows="\n".join(rows),
         missing=", ".join(name for name, way in ways.items() if not way),
+        ml_rows="\n".join(ml_rows),
+        ml_missing=", ".join(name for name in ml if (ML_DOMAIN, name) not in CONVERTERS),
     )

@@ -120,7 +120,8 @@ def _reference(attrs: Attrs, x: Array, grid: Array) -> Array:
                 line = [*range(n), *range(n - 2, 0, -1)] if align else [*range(n), *reversed(range(n))]
                 index = line[index % len(line)]
             final.append(index)
-        return np.asarray(x[(batch, slice(None), *final)]).astype(np.float64)
+        where: tuple[Any, ...] = (batch, slice(None), *final)
+        return np.asarray(x[where]).astype(np.float64)
 
     a = float_attr(attrs, "cubic_a")
 

@@ -96,15 +96,15 @@ def _reference(name: str) -> Any:
 
         def unit(pair: Array) -> Array:
             if dtype != F64:
-                return (pair[0] >> np.uint64(8)).astype(np.float64) * 2.0**-24
+                return np.asarray((pair[0] >> np.uint64(8)).astype(np.float64) * 2.0**-24)
             return ((pair[0] >> np.uint64(5) << np.uint64(26)) | (pair[1] >> np.uint64(6))).astype(
                 np.float64
             ) * 2.0**-53
 
         if name == "random_uniform":
             low, high = float_attr(attrs, "low"), float_attr(attrs, "high")
-            wide = np.float64 if dtype == F64 else np.float32
-            value = unit(words[:2]).astype(wide) * wide(high - low) + wide(low)
+            wide: Any = np.float64 if dtype == F64 else np.float32
+            value: Any = unit(words[:2]).astype(wide) * wide(high - low) + wide(low)
         else:
             distance = np.sqrt(-2.0 * np.log(1.0 - unit(words[:2])))
             value = distance * np.cos(2.0 * np.pi * unit(words[2:]))

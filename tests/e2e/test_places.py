@@ -61,7 +61,7 @@ def test_sorts_and_scatters_agree(target: str, tmp_path: Path) -> None:
     nodes.insert(0, node("Shape", ["i"], ["like"]))
     outputs = ["best", "where", "a", "put", "rows", "low", "lowest"]
     made = model_of(nodes, inputs, outputs, opset=18, constants={"k": np.array([3])})
-    feeds = []
+    feeds: list[dict[str, Any]] = []
     for n, e, p in ((9, 30, 4), (3, 1, 1), (50, 200, 9)):
         places = np.stack([np.arange(p) % n, np.arange(p)], axis=1)
         feeds.append(
@@ -110,7 +110,7 @@ def test_random_numbers_are_the_same_everywhere(target: str, tmp_path: Path) -> 
     ]
     inputs: dict[str, Any] = {"x": (FLOAT, ["N", 50]), "p": (TensorProto.FLOAT, [64])}
     made = model_of(nodes, inputs, ["u", "two", "b"], opset=15)
-    feed = {"x": np.zeros((21, 50), np.float32), "p": np.full(64, 0.5, np.float32)}
+    feed: dict[str, Any] = {"x": np.zeros((21, 50), np.float32), "p": np.full(64, 0.5, np.float32)}
     from aot.evaluate import evaluate
     from aot.frontend import load
 

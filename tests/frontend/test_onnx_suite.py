@@ -22,6 +22,14 @@ KNOWN_FAILURES = {
     # ONNX Runtime uses the rounded output size here, as this compiler does.
     "test_resize_downsample_scales_linear_align_corners": "fractional output size",
     "test_resize_downsample_scales_cubic_align_corners": "fractional output size",
+    # Expected are 2e-6 where the exact result is 0.
+    "test_dft_inverse": "rounding of the suite",
+    "test_dft_inverse_opset19": "rounding of the suite",
+    **{
+        f"test_bernoulli{kind}{form}": "another generator of random numbers"
+        for kind in ("", "_double", "_seed")
+        for form in ("", "_expanded")
+    },
 }
 
 
