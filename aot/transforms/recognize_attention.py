@@ -17,11 +17,15 @@ _SURELY_MASKED = -1e8  # a finite score this low has no weight beside any real o
 
 @dataclass(slots=True)
 class _Mask:
-    """What is added to scores; or, with a `fill`, the condition where they are replaced by it."""
+    """What is added to scores; or, with a `fill`, the condition where they are replaced by it.
+
+    `windows`: the shape of rank 5 in which it is added, the batch taken apart (shifted windows).
+    """
 
     value: Value
     fill: float | None = None
     masked_where: bool = True
+    windows: tuple[Dim, ...] = ()
 
 
 @dataclass(slots=True)
@@ -55,6 +59,8 @@ def _scores(view: View, value: Value) -> _Scores | None:
     if product is not None:
         return _Scores(product, scale, nodes=[*nodes, product])
     node = view.producer.get(value)
+    if node is not None and node.op == "reshape":
+        return _windowed_scores(view, node)
     if node is None or node.op not in ("add", "where"):
         return None
     if node.op == "add":
@@ -72,6 +78,24 @@ def _scores(view: View, value: Value) -> _Scores | None:
         if fill is not None and found is not None:
             found.masks.append(_Mask(condition, fill, masked_where))
             found.nodes.append(node)
+            return found
+    return None
+
+
+def _windowed_scores(view: View, joined: Node) -> _Scores | None:
+    """Scores that were taken apart to [batch, windows, heads, rows, columns] for a mask by window."""
+    total = maker_of(view, joined.operands[0], "add")
+    shape = joined.output.type.shape
+    if total is None or len(shape) != 4 or total.output.type.rank != 5 or total.output.type.shape[2:] != shape[1:]:
+        return None
+    for inner, mask in (total.operands, total.operands[::-1]):
+        apart = maker_of(view, inner, "reshape")
+        if apart is None or apart.operands[0].type.shape != shape or inner.type.shape != total.output.type.shape:
+            continue
+        found = _scores(view, apart.operands[0])
+        if found is not None:
+            found.masks.append(_Mask(mask, windows=total.output.type.shape))
+            found.nodes.extend((apart, total, joined))
             return found
     return None
 
@@ -112,7 +136,7 @@ def _check_attention(m: Match) -> str | None:
     if k.type.shape[:-2] != batch or m["v"].type.shape[:-2] != batch:
         return "q, k and v have different batches or heads"
     for mask in found.masks:
-        if not value_fits(mask.value, shape):
+        if not value_fits(mask.value, mask.windows or shape):
             return "the mask widens the scores"
         if mask.fill is not None and mask.fill > _SURELY_MASKED:
             return f"masked scores are set to {mask.fill:g}, which may still count"
@@ -141,13 +165,22 @@ def _keys(b: Builder, k: Value, turned: Node | None) -> Value:
     return transposed(b, turned.operands[0], [perm[axis] for axis in swapped])
 
 
+def _joined(b: Builder, mask: _Mask) -> Value:
+    """A mask by window for the joined batch."""
+    batch, windows = mask.windows[:2]
+    rest = ((1,) * (5 - mask.value.type.rank) + mask.value.type.shape)[2:]
+    wide = emit(b, "expand", mask.value, shape=(batch, windows, *rest))
+    return reshaped(b, wide, (batch * windows, *rest))
+
+
 def _mask(b: Builder, found: _Scores, rank: int) -> Value | None:
     """The masks as attention takes one: True where a score counts, or what is added to scores."""
     mask: Value | None = None
     dtype = found.product.output.type.dtype
     for step in found.masks:
         if step.fill is None:
-            mask = step.value if mask is None else emit(b, "add", mask, step.value)
+            value = _joined(b, step) if step.windows else step.value
+            mask = value if mask is None else emit(b, "add", mask, value)
         elif step.fill == -math.inf and len(found.masks) == 1:
             mask = emit(b, "not", step.value) if step.masked_where else step.value
         else:

@@ -337,6 +337,7 @@ ATTENTION: list[Case] = [
     fires("attention", lambda b: attend(b, mask="add", on="both", guard=0.0)),
     fires("attention", lambda b: attend(b, mask="where", guard=0.0)),
     fires("attention", lambda b: attend(b, mask="add twice")),
+    fires("attention", lambda b: windowed(b)),
     fires("attention", lambda b: attend(b, mask="add, where", guard=0.0)),
     fires("attention", lambda b: attend(b, mask="add, where", fill=-1e9)),
     declines("attention", lambda b: attend(b, mask="add, where", fill=-10.0), "may still count"),
@@ -460,6 +461,22 @@ def test_attention_with_every_score_masked_stays_nan() -> None:
     feed["keep"] = np.zeros((2, 1, 1, 3), bool)
     for output in (evaluate(graph, feed)[0], evaluate(result, feed)[0]):
         assert bool(np.isnan(output).all())
+
+
+def windowed(b: Builder) -> Value:
+    """As swin transformers add the mask of shifted windows."""
+    shape = (4 * M, 2, 3, 5)
+    q, k, v = (b.reshape(f(b, name, M, 4, 2, 3, 5), shape=shape) for name in "qkv")
+    scores = b.add(b.matmul(q, b.transpose(k, perm=(0, 1, 3, 2))), f(b, "bias", 2, 3, 3))
+    masked = b.add(b.reshape(scores, shape=(M, 4, 2, 3, 3)), f(b, "mask", 4, 1, 3, 3))
+    scores = b.reshape(masked, shape=(4 * M, 2, 3, 3))
+    result: Value = b.matmul(b.softmax(scores, axis=-1), v)
+    return result
+
+
+def test_attention_with_a_mask_by_window() -> None:
+    ops, _ = through_passes(windowed)
+    assert "attention" in ops and "softmax" not in ops
 
 
 def test_attention_whose_nan_is_replaced_gives_zero() -> None:
