@@ -2,9 +2,10 @@
 
 Four outputs of one channel come from a patch of 4x4 inputs: the patch is transformed by additions,
 multiplied in 16 small matmuls with weights that were transformed at build time in f64, and transformed
-back. A thread takes (block of patches, group of output panels) pieces; the transformed patches of its
-block stay in the second-level cache. It is more accurate than the direct sum of nine products, but
-it reassociates, so it is not for exact builds.
+back. Under a dilation the rows (columns) of a patch lie that far apart. A thread takes (block of
+patches, group of output panels) pieces; the transformed patches of its block stay in the second-level
+cache. It is more accurate than the direct sum of nine products, but it reassociates, so it is not for
+exact builds.
 
 Invariant: what a patch gives does not depend on the block or the thread that it falls to.
 """
@@ -29,6 +30,12 @@ LEAST_CHANNELS = 24
 LEAST_OUTPUTS = 36
 """Output pixels of an image below which a block has too few patches to pay for the transforms."""
 
+MOST_APART = 4
+"""Dilation up to which an image of unknown size is taken to fill its patches."""
+
+MOST_WASTE = 1.6
+"""Outputs that are computed, stored or not, per output."""
+
 PATCH_BYTES = 768 << 10
 """What the transformed patches of a block may take."""
 
@@ -42,15 +49,23 @@ def prefers_winograd(kernel: Kernel, isa: Isa) -> bool:
         return False
     x, w = kernel.inputs[root.x], kernel.inputs[root.w]
     outputs, channels, *window = w.type.shape
-    if window != [3, 3] or root.groups != 1 or root.strides != (1, 1) or root.dilations != (1, 1):
+    if window != [3, 3] or root.groups != 1 or root.strides != (1, 1):
         return False
     loads = [node.payload for store in kernel.stores for node in expr.walk(store.value) if node.op == "load"]
     if not w.constant or root.w in loads or x.type.dtype != F32 or w.type.dtype != F32 or x.type.strides[1] != 1:
         return False
     if not isinstance(outputs, int) or not isinstance(channels, int) or min(outputs, channels) < LEAST_CHANNELS:
         return False
-    pixels = kernel.axes[2].extent * kernel.axes[3].extent
-    return not isinstance(pixels, int) or pixels >= LEAST_OUTPUTS
+    height, width = kernel.axes[2].extent, kernel.axes[3].extent
+    if not isinstance(height, int) or not isinstance(width, int):
+        return max(root.dilations) <= MOST_APART
+    computed = 4 * _patches(height, root.dilations[0]) * _patches(width, root.dilations[1])
+    return height * width >= LEAST_OUTPUTS and isinstance(computed, int) and computed <= MOST_WASTE * height * width
+
+
+def _patches(extent: Dim, apart: int) -> Dim:
+    """Patches along an axis: pairs of outputs that lie `apart`, for every phase."""
+    return dimension.ceildiv(extent, 2 * apart) * apart
 
 
 def emit_winograd(kernel: Kernel, isa: Isa) -> Emitted:
@@ -75,7 +90,8 @@ class _Winograd:
         self.row_stride = padded + (PANEL if padded * 4 % 2048 == 0 else 0)
         self.tile_rows = 8 if isa.registers > 16 else 6
         self.groups = split(self.panels, most_panels(isa, registers_per_panel(isa, 4), self.tile_rows))
-        patches = self.batch * dimension.ceildiv(self.height, 2) * dimension.ceildiv(self.width, 2)
+        high, wide = _patches(self.height, root.dilations[0]), _patches(self.width, root.dilations[1])
+        patches = self.batch * high * wide
         self.patches: Dim = patches
         fitting = PATCH_BYTES // (16 * self.row_stride * 4) // self.tile_rows * self.tile_rows
         self.block = min(max(fitting, 2 * self.tile_rows), MOST_PATCHES)
@@ -122,7 +138,11 @@ class _Winograd:
     def _loops(self, code: Code, renderer: Renderer) -> None:
         dims, block = self.dims, self.block
         code.line(f"const i64 height = {dims.text(self.height)}, width = {dims.text(self.width)};")
-        code.line("const i64 high = (height + 1) / 2, wide = (width + 1) / 2;")
+        counts = [
+            f"({name} + {2 * d - 1}) / {2 * d} * {d}"
+            for name, d in zip(("height", "width"), self.root.dilations, strict=True)
+        ]
+        code.line(f"const i64 high = {counts[0]}, wide = {counts[1]};")
         code.line(f"const i64 patches = {dims.text(self.batch)} * high * wide;")
         code.line(f"const i64 blocks = (patches + {block - 1}) / {block};")
         thread_share(code, f"blocks * {len(self.groups)}")
@@ -147,8 +167,13 @@ class _Winograd:
             self._transform_outputs(code, renderer)
 
     def _patch(self, code: Code) -> None:
-        """Declares the batch index n and the patch row i and column j of patch number `first + t`."""
-        code.line("const i64 n = (first + t) / wide / high, i = (first + t) / wide % high, j = (first + t) % wide;")
+        """Declares the batch index n, the first output row i and the first column j of patch number `first + t`."""
+        code.line("const i64 n = (first + t) / wide / high, pi = (first + t) / wide % high, pj = (first + t) % wide;")
+        starts = [
+            f"2 * {name}" if d == 1 else f"{name} / {d} * {2 * d} + {name} % {d}"
+            for name, d in zip(("pi", "pj"), self.root.dilations, strict=True)
+        ]
+        code.line(f"const i64 i = {starts[0]}, j = {starts[1]};")
 
     def _transform_inputs(self, code: Code) -> None:
         """inputs[16][block][channels] = Bᵀ d B."""
@@ -160,14 +185,13 @@ class _Winograd:
             self._patch(code)
             code.line(f"const f32 *const corner = p{self.root.x} + {dims.text(origin)} + n * {strides[0]};")
             # Rows and columns behind the last serve only outputs that are not stored: any element will do.
+            down, across = self.root.dilations
             for r in range(4):
-                row = f"2 * i + {r}"
-                column = f"2 * j + {r}"
-                if r == 3:
-                    row = f"({row} < height + 2 ? {row} : height + 1)"
-                    column = f"({column} < width + 2 ? {column} : width + 1)"
-                else:
-                    row, column = f"({row})", f"({column})"
+                row, column = f"(i + {r * down})", f"(j + {r * across})"
+                if r == 3 or (r == 2 and down > 1):
+                    row = f"({row} < height + {2 * down} ? {row} : height + {2 * down - 1})"
+                if r == 3 or (r == 2 and across > 1):
+                    column = f"({column} < width + {2 * across} ? {column} : width + {2 * across - 1})"
                 code.line(f"const f32 *const r{r} = corner + {row} * {strides[2]};")
                 code.line(f"const i64 q{r} = {column} * {strides[3]};")
 
@@ -244,7 +268,8 @@ class _Winograd:
         """The four pixels of a patch for one block of channels."""
         values = epilogue.columns(code, scope, "o", count)
         with code.block("for (i64 e = 0; e < 4; e++)"):
-            code.line("const i64 y = 2 * i + e / 2, x = 2 * j + e % 2;")
+            down, across = self.root.dilations
+            code.line(f"const i64 y = i + e / 2 * {down}, x = j + e % 2 * {across};")
             code.line("if (y >= height || x >= width) continue;")
             code.line("const v_f32 sum = z[e];")
             epilogue.store(code, scope, {2: "y", 3: "x"}, "o", count, "sum", values)

@@ -187,6 +187,8 @@ def test_dynamic_sizes(isa: Isa, groups: int) -> None:
         dict(n=2, c=40, spatial=(7, 7), o=100, window=(3, 3), pads=P1, epilogue="residual", out_halo=1),
         dict(n=1, c=64, spatial=(30, 31), o=35, window=(3, 3), pads=((0, 0), (1, 0)), epilogue="residual"),
         dict(n=3, c=128, spatial=(14, 14), o=64, window=(3, 3), pads=((1, 0), (0, 1)), out_channels=128),
+        dict(n=2, c=32, spatial=(23, 12), o=40, window=(3, 3), pads=P1, dilations=(2, 1), epilogue="residual"),
+        dict(n=1, c=33, spatial=(14, 19), o=32, window=(3, 3), pads=((3, 3), (2, 2)), dilations=(3, 2), out_halo=1),
     ],
 )
 def test_winograd(isa: Isa, case: dict[str, Any]) -> None:
@@ -199,6 +201,8 @@ def test_winograd(isa: Isa, case: dict[str, Any]) -> None:
 def test_winograd_of_dynamic_sizes(isa: Isa) -> None:
     n, h, w = (Symbol(name).dim for name in "nhw")
     kernel = conv_kernel(n, 36, (h, w), 48, (3, 3), pads=P1, epilogue="residual", out_halo=1)
+    apart = conv_kernel(n, 36, (h, w), 48, (3, 3), pads=((4, 4), (2, 2)), dilations=(4, 2), epilogue="residual")
     for sizes in ((1, 1, 1), (2, 5, 4), (1, 3, 23), (1, 40, 17)):
         symbols = dict(zip("nhw", sizes, strict=True))
         check(kernel, isa, symbols, threads=symbols["n"] == 2, exact=False)
+        check(apart, isa, symbols, threads=symbols["n"] == 2, exact=False)
