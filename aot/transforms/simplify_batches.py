@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aot.builder import Builder
-from aot.dims import Dim
+from aot.dims import Dim, exact_div
 from aot.ir import Node, Value
 from aot.pattern import SILENT, Match, op, rule
 from aot.transforms.shapes import (
@@ -73,6 +73,57 @@ def _split_again(m: Match) -> str | None:
 def transpose_between_reshapes(b: Builder, m: Match) -> Value:
     """A transpose with axes joined before it and split after it is a transpose of them all."""
     return reshaped(b, transposed(b, m["x"], m.facts["order"]), m.root.output.type.shape)
+
+
+def common_parts(
+    left: Sequence[Dim], right: Sequence[Dim]
+) -> tuple[list[Dim], list[list[int]], list[list[int]]] | None:
+    """Extents that both shapes are joins of, and the parts of each axis of the two; None where there are none."""
+    parts: list[Dim] = []
+    owners: tuple[list[list[int]], list[list[int]]] = ([[] for _ in left], [[] for _ in right])
+    places = [0, 0]
+    rest: list[Dim] = [1, 1]
+    while True:
+        for side, shape in enumerate((left, right)):
+            while rest[side] == 1 and places[side] < len(shape):
+                rest[side] = shape[places[side]]
+                places[side] += 1
+        if rest == [1, 1]:
+            return parts, *owners
+        small = rest[0] if exact_div(rest[1], rest[0]) is not None else rest[1]
+        others = [exact_div(extent, small) for extent in rest]
+        if small == 1 or others[0] is None or others[1] is None:
+            return None
+        for side in (0, 1):
+            owners[side][places[side] - 1].append(len(parts))
+        parts.append(small)
+        rest = [extent for extent in others if extent is not None]
+
+
+def _check_two_turns(m: Match) -> str | None:
+    first, between, last = m.node("first"), m.node("between"), m.root
+    if any(extent == 0 for extent in between.output.type.shape):
+        return SILENT
+    found = common_parts(first.output.type.shape, between.output.type.shape)
+    if found is None:
+        return "the reshape between them has no parts in common with what it reshapes"
+    m.facts["parts"], m.facts["before"], m.facts["after"] = found
+    m.facts["order"] = [part for axis in perm_of(last) for part in m.facts["after"][axis]]
+    return None
+
+
+@rule(
+    op("transpose", op("reshape", op("transpose", "x", name="first"), name="between")),
+    check=_check_two_turns,
+    measure=lambda nodes, view: sum(1.0 for node in nodes if node.op == "transpose"),
+)
+def transposes_around_reshape(b: Builder, m: Match) -> Value:
+    """Two transposes with a reshape between them are one, of the parts that the reshape joins and splits."""
+    parts, before, perm = m.facts["parts"], m.facts["before"], perm_of(m.node("first"))
+    source = [part for axis in range(len(perm)) for part in before[perm.index(axis)]]
+    apart = reshaped(b, m["x"], [parts[part] for part in source])
+    turned = transposed(b, apart, [source.index(part) for part in m.facts["order"]])
+    return reshaped(b, turned, m.root.output.type.shape)
 
 
 def _unjoined(m: Match, value: Value, kept: int) -> Value | None:
@@ -209,6 +260,7 @@ def attention_of_repeated_heads(b: Builder, m: Match) -> Value:
 
 
 BATCH_RULES = (
+    transposes_around_reshape,
     transpose_between_reshapes,
     matmul_of_joined_batches,
     rows_of_joined_batches,

@@ -543,7 +543,32 @@ def repeated_attention(b: Builder, groups: tuple[int, int]) -> Value:
     return result
 
 
+def patches(b: Builder) -> Value:
+    """An image cut into patches with two transposes, as mobilevit does."""
+    x = b.reshape(f(b, "x", M, 3, 4, 6), shape=(M * 6, 2, 3, 2))
+    x = b.reshape(b.transpose(x, perm=(0, 2, 1, 3)), shape=(M, 3, 6, 4))
+    result: Value = b.transpose(x, perm=(0, 3, 2, 1))
+    return result
+
+
+def turned_twice(b: Builder, middle: tuple[Any, ...]) -> Value:
+    x = b.transpose(f(b, "x", M, 6, 4), perm=(0, 2, 1))
+    result: Value = b.transpose(b.reshape(x, shape=middle), perm=(1, 0, 2))
+    return result
+
+
 BATCHES: list[Case] = [
+    fires("transposes_around_reshape", patches, "reshape reshape transpose reshape"),
+    fires("transposes_around_reshape", lambda b: turned_twice(b, (M, 8, 3)), "reshape transpose reshape"),
+    fires("transposes_around_reshape", lambda b: turned_twice(b, (1, M, 24)), "transpose reshape"),
+    declines("transposes_around_reshape", lambda b: turned_twice(b, (3 * M, 8, 1)), "no parts in common"),
+    declines(
+        "transposes_around_reshape",
+        lambda b: (lambda t: (b.transpose(b.reshape(t, shape=(M, 8, 3)), perm=(1, 0, 2)), b.neg(t)))(
+            b.transpose(f(b, "x", M, 6, 4), perm=(0, 2, 1))
+        ),
+        "also read by neg",
+    ),
     fires(
         "transpose_between_reshapes",
         lambda b: b.reshape(b.transpose(joined(b, heads(b, "x")), perm=(0, 2, 1)), shape=(M, 3, 4, 5)),
