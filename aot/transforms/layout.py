@@ -20,6 +20,7 @@ from aot.ir import Graph, Layout, Level, Node, Value
 from aot.ops import OPS, Kind
 from aot.ops.helpers import int_attr, ints_attr
 from aot.passes import Context, transform
+from aot.transforms.shapes import joined_axes
 from aot.views import VIEW_OPS, view_of
 
 Order = tuple[int, ...]
@@ -181,7 +182,7 @@ class _Assigner:
             return False
         view = view_of(node, source.type)
         if view is None:
-            source = self._copy(source, Layout(), node.locs)
+            source = self._copy(source, self._readable(node, source), node.locs)
             view = view_of(node, source.type)
         if view is None:
             return False
@@ -190,6 +191,16 @@ class _Assigner:
         self.fixed.add(out)
         self.nodes.append(replace(node, inputs=(source,), outputs=(out,)))
         return True
+
+    def _readable(self, node: Node, source: Value) -> Layout:
+        """The layout of a copy of which the node is a view: in the order that its readers want, where that can be."""
+        out, weight = self.wanted.get(node.output, (None, 0))
+        if node.op == "reshape" and out is not None and weight > 1:
+            runs = joined_axes(source.type.shape, node.output.type.shape)
+            order = tuple(axis for place in out for axis in runs[place]) if runs is not None else ()
+            if order and view_of(node, source.type.with_layout(Layout(order=order))) is not None:
+                return Layout(order=order if order != _identity(source.type.rank) else ())
+        return Layout()
 
     # Wishes of particular consumers.
 

@@ -85,6 +85,26 @@ def unit_map(before: Sequence[Dim], after: Sequence[Dim]) -> list[int]:
     return result
 
 
+def joined_axes(shape: Sequence[Dim], joined: Sequence[Dim]) -> list[list[int]] | None:
+    """The axes of `shape` that each axis of `joined` is made of, where a reshape only joins neighbours."""
+    runs: list[list[int]] = []
+    place = 0
+    for extent in joined:
+        run: list[int] = []
+        product: Dim = 1
+        while product != extent:
+            if place == len(shape):
+                return None
+            product = product * shape[place]
+            run.append(place)
+            place += 1
+        runs.append(run)
+    if any(extent != 1 for extent in shape[place:]) or not runs:
+        return None
+    runs[-1].extend(range(place, len(shape)))
+    return runs
+
+
 def channel_vector(view: View, value: Value, rank: int, axis: int, channels: int) -> Array | None:
     """A constant that varies along `axis` alone when broadcast to `rank`, as [channels] or []; else None."""
     const = view.const(value)

@@ -18,6 +18,7 @@ from aot.transforms.shapes import (
     count_reads,
     emit,
     heights,
+    joined_axes,
     maker_of,
     only_units_move,
     perm_of,
@@ -30,26 +31,6 @@ from aot.transforms.shapes import (
 _RESHAPE = frozenset(("reshape",))
 _BATCHED = frozenset(("matmul", "attention", "softmax", "log_softmax", "layer_norm", "rms_norm"))
 _READS = count_reads(_BATCHED, "reshape")
-
-
-def joined_axes(shape: Sequence[Dim], joined: Sequence[Dim]) -> list[list[int]] | None:
-    """The axes of `shape` that each axis of `joined` is made of, where a reshape only joins neighbours."""
-    runs: list[list[int]] = []
-    place = 0
-    for extent in joined:
-        run: list[int] = []
-        product: Dim = 1
-        while product != extent:
-            if place == len(shape):
-                return None
-            product = product * shape[place]
-            run.append(place)
-            place += 1
-        runs.append(run)
-    if any(extent != 1 for extent in shape[place:]) or not runs:
-        return None
-    runs[-1].extend(range(place, len(shape)))
-    return runs
 
 
 def _split_again(m: Match) -> str | None:

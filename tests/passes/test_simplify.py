@@ -14,8 +14,9 @@ from aot.evaluate import evaluate
 from aot.ir import Value
 from aot.options import CompileOptions
 from aot.passes import Context
+from aot.transforms.shapes import joined_axes
 from aot.transforms.simplify import SIMPLIFY_RULES, simplify
-from aot.transforms.simplify_batches import BATCH_RULES, joined_axes
+from aot.transforms.simplify_batches import BATCH_RULES
 from aot.transforms.simplify_concats import CONCAT_RULES
 from aot.transforms.simplify_indices import INDEX_RULES
 from aot.transforms.simplify_linear import LINEAR_RULES
