@@ -61,6 +61,11 @@ class _Scatter:
         names = [f"c{number}" for number in range(self.data.rank)]
         *outer, inner = self.out.order
         with code.block(f"if ((const void *){self.target} != (const void *){source})"):
+            dense = not self.data.layout and not self.out.layout
+            if dense and all(extent == 1 for extent in self.data.shape[: self.axis]):
+                step = dims.text(self.data.strides[self.axis])
+                code.line(f"for (i64 i = lo * {step}; i < hi * {step}; i++) {self.target}[i] = {source}[i];")
+                return
             heads = []
             for number in (*outer, inner):
                 low, high = ("lo", "hi") if number == self.axis else ("0", dims.text(self.data.shape[number]))

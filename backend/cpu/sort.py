@@ -2,7 +2,7 @@
 
 An element and its place become one unsigned number whose order is the order wanted: equal elements then
 differ by their places, so that any way of sorting gives the same result. Long rows are sorted digit by
-digit, short ones by merging; for a small k only elements below the k-th smallest so far are kept.
+digit, short ones by merging; for a part of the row only elements below the k-th smallest so far are kept.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from aot.errors import CompilerError
 from aot.kernel import Kernel
 from aot.ops.helpers import int_attr
 
+MOST_INSERTED = 128
+"""The largest k for which a new element is inserted at its place; more are collected and sorted together."""
+BLOCK = 16
+"""Elements that are compared with the k-th smallest at once: most blocks of a long row hold none below."""
 SPARE = 512
 """Elements beyond k that are collected before they are sorted."""
 
@@ -64,18 +68,7 @@ def emit_sort(kernel: Kernel, isa: Isa) -> Emitted:
                 code.line(f"for (i64 i = 0; i < {n}; i++) first[i] = {item};")
                 code.line(f"const {item_type} *const sorted = sort_items_{item_type}(first, second, {n});")
             else:
-                code.line(f"{item_type} *a = first, *b = second, limit = ~({item_type})0;")
-                code.line(f"const i64 most = {count} + ({count} > {SPARE} ? {count} : {SPARE});")
-                code.line("i64 held = 0;")
-                with code.block(f"for (i64 i = 0; i < {n}; i++)"):
-                    code.line(f"const {item_type} item = {item};")
-                    with code.block("if (item < limit)"):
-                        code.line("a[held++] = item;")
-                        with code.block(f"if (held == most && {count} > 0)"):
-                            code.line(f"{item_type} *const sorted = sort_items_{item_type}(a, b, held);")
-                            code.line("b = sorted == first ? second : first; a = sorted;")
-                            code.line(f"held = {count}; limit = a[held - 1];")
-                code.line(f"const {item_type} *const sorted = sort_items_{item_type}(a, b, held);")
+                _select(code, n, count, item_type, key, item, bits=64 if wide else 32)
             for number, role in ((root.results[0], "value"), (root.results[1], "place")):
                 if number is None:
                     continue
@@ -93,6 +86,41 @@ def emit_sort(kernel: Kernel, isa: Isa) -> Emitted:
         code.text(), dims.dims, f"rows sorted: {note}", scratch_bytes=room * 2,
         flops=x.elements * 8, bytes_moved=bytes_moved(kernel),
     )  # fmt: skip
+
+
+def _select(code: Code, n: str, count: str, item_type: str, key: str, item: str, bits: int) -> None:
+    """Writes what makes `sorted` the first `count` items; `key` and `item` are texts for place i.
+
+    Places ascend, so that of equal keys the one that is held already comes first: only smaller keys matter.
+    """
+    code.line(f"for (i64 i = 0; i < {count}; i++) first[i] = {item};")
+    code.line(f"{item_type} *sorted = sort_items_{item_type}(first, second, {count});")
+    with code.block(f"if ({count} > 0)"):
+        code.line(f"{item_type} *spare = sorted == first ? second : first;")
+        code.line(f"u{bits} limit = (u{bits})(sorted[{count} - 1] >> {bits});")
+        code.line(f"i64 held = {count};")
+        code.line(f"const i64 most = {count} + ({count} > {SPARE} ? {count} : {SPARE});")
+        with code.block(f"for (i64 block = {count}; block < {n}; block += {BLOCK})"):
+            code.line(f"const i64 end = block + {BLOCK} < {n} ? block + {BLOCK} : {n};")
+            with code.block(f"if (end - block == {BLOCK})"):
+                code.line("i32 below = 0;")
+                code.line(f"for (i64 l = 0; l < {BLOCK}; l++) {{ const i64 i = block + l; below |= {key} < limit; }}")
+                code.line("if (!below) continue;")
+            with code.block("for (i64 i = block; i < end; i++)"):
+                code.line(f"if ({key} >= limit) continue;")
+                code.line(f"const {item_type} item = {item};")
+                with code.block(f"if ({count} <= {MOST_INSERTED})"):
+                    code.line(f"i64 j = {count} - 1;")
+                    code.line("for (; j > 0 && item < sorted[j - 1]; j--) sorted[j] = sorted[j - 1];")
+                    code.line("sorted[j] = item;")
+                with code.block("else"):
+                    code.line("sorted[held++] = item;")
+                    code.line("if (held < most) continue;")
+                    code.line(f"{item_type} *const again = sort_items_{item_type}(sorted, spare, held);")
+                    code.line("spare = again == sorted ? spare : sorted; sorted = again;")
+                    code.line(f"held = {count};")
+                code.line(f"limit = (u{bits})(sorted[{count} - 1] >> {bits});")
+        code.line(f"if (held > {count}) sorted = sort_items_{item_type}(sorted, spare, held);")
 
 
 def _key(dtype: DType, element: str, descending: bool) -> str:
