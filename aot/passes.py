@@ -245,7 +245,11 @@ class PassManager:
         folder = self.context.options.dump_dir
         if folder is None:
             return None
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            hint = "Name a folder that exists, or that can be made."
+            raise OptionError(f"cannot dump there: {error.strerror}", where=str(folder), hint=hint) from error
         text = print_graph(graph)
         earlier = sorted(folder.glob("[0-9][0-9][0-9]-*.air"))
         if label == "input" and earlier and earlier[-1].read_text(encoding="utf-8") == text:

@@ -13,7 +13,7 @@ import click
 
 from aot.cli.common import common_options, note, print_json, print_table, progress, seconds_text, wants
 from aot.cli.feeds import feed_options, feeds, generic
-from aot.cli.loading import load_model, load_options
+from aot.cli.loading import load_model, load_options, open_artifact
 from aot.cli.reference import Reference
 from aot.options import DimRange
 
@@ -55,9 +55,7 @@ def command(
 
     The ratio is the artifact's median over ONNX Runtime's: below 1 is faster.
     """
-    from aot.artifacts import Artifact
-
-    program = generic(Artifact.open(artifact).programs)
+    program = generic(open_artifact(artifact).programs)
     cases = feeds(program, paths, seed, dims)
     model = load_model(artifact, threads, target, weights)
     reference = Reference(against, threads) if against is not None else None

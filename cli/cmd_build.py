@@ -104,7 +104,7 @@ def command(
         c_compiler=c_compiler,
     )
     if not model.is_file():
-        raise OptionError("no such file", where=str(model))
+        raise OptionError("it is a folder" if model.is_dir() else "no such file", where=str(model))
     from aot import driver
 
     if check:

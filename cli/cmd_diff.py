@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from aot.cli.common import DIFFERS, bytes_text, common_options, plain, print_json, wants
+from aot.cli.loading import open_artifact
 from aot.program import Program
 
 Change = dict[str, Any]  # {"what", "change": added | removed | changed, "before", "after"}
@@ -21,9 +22,7 @@ Change = dict[str, Any]  # {"what", "change": added | removed | changed, "before
 @common_options
 def command(a: Path, b: Path, exit_code: bool) -> None:
     """Show what changed from artifact A to artifact B."""
-    from aot.artifacts import Artifact
-
-    first, second = Artifact.open(a), Artifact.open(b)
+    first, second = open_artifact(a), open_artifact(b)
     same = first.digest == second.digest
     sections = {} if same else compare(first, second)
     if wants("json"):

@@ -22,6 +22,7 @@ from aot.cli.common import (
     write_text,
 )
 from aot.cli.feeds import DimType, extents
+from aot.cli.loading import open_artifact
 from aot.cli.memory_plan import memory_plan, summary, svg, text_bars
 from aot.errors import OptionError
 from aot.options import DimRange
@@ -62,9 +63,7 @@ def command(
     dims: tuple[DimRange, ...],
 ) -> None:
     """Show what is in ARTIFACT: an overview, or the parts asked for."""
-    from aot.artifacts import Artifact
-
-    opened = Artifact.open(artifact)
+    opened = open_artifact(artifact)
     if number >= len(opened.programs):
         raise OptionError(
             f"no program {number}", where=str(artifact), hint=f"It has the programs 0 to {len(opened.programs) - 1}."

@@ -10,7 +10,7 @@ import numpy as np
 
 from aot.cli.common import check_writable, common_options, note, print_json, print_table, wants
 from aot.cli.feeds import feed_options, feeds, generic, npz_bytes
-from aot.cli.loading import load_model, load_options
+from aot.cli.loading import load_model, load_options, open_artifact
 from aot.errors import OptionError
 from aot.options import DimRange
 
@@ -39,9 +39,9 @@ def command(
         raise OptionError("run takes one --inputs file", hint="verify and bench take several.")
     if output is not None:
         check_writable(output)
-    from aot.artifacts import Artifact, write_whole
+    from aot.artifacts import write_whole
 
-    program = generic(Artifact.open(artifact).programs)
+    program = generic(open_artifact(artifact).programs)
     ((what, feed),) = feeds(program, paths, seed, dims)
     model = load_model(artifact, threads, target, weights)
     outputs = {name: np.asarray(value) for name, value in model.run(feed).items()}

@@ -10,9 +10,22 @@ import click
 
 from aot.cli.common import DIFFERS, common_options, print_json, print_table, progress, wants
 from aot.cli.feeds import feed_options, feeds, generic
-from aot.cli.loading import load_model, load_options
+from aot.cli.loading import load_model, load_options, open_artifact
 from aot.cli.reference import Comparison, Reference, compare
 from aot.options import DimRange
+
+
+class Tolerance(click.FloatRange):
+    """A finite number from 0: nothing lies within NaN, and everything within infinity."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not number < float("inf"):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
 
 
 @click.command("verify")
@@ -21,8 +34,8 @@ from aot.options import DimRange
     "--against", required=True, type=click.Path(path_type=Path), metavar="MODEL.onnx", help="The source model."
 )
 @feed_options
-@click.option("--rtol", type=click.FloatRange(0), default=1e-3, show_default=True, help="Of float outputs.")
-@click.option("--atol", type=click.FloatRange(0), default=1e-4, show_default=True, help="Of float outputs.")
+@click.option("--rtol", type=Tolerance(), default=1e-3, show_default=True, help="Of float outputs.")
+@click.option("--atol", type=Tolerance(), default=1e-4, show_default=True, help="Of float outputs.")
 @load_options(None)
 @common_options
 def command(
@@ -42,9 +55,7 @@ def command(
     Floats agree where |difference| <= atol + rtol * |expected|; integers and booleans must be equal.
     Exit code 3 if any output differs.
     """
-    from aot.artifacts import Artifact
-
-    program = generic(Artifact.open(artifact).programs)
+    program = generic(open_artifact(artifact).programs)
     cases = feeds(program, paths, seed, dims)
     model = load_model(artifact, threads, target, weights)
     reference = Reference(against, threads or 1)

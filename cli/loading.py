@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aot.cli.feeds import read_npz
 from aot.errors import AotError, OptionError
+
+if TYPE_CHECKING:
+    from aot.artifacts import Artifact
 
 
 def load_options(threads: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -31,6 +34,17 @@ def load_options(threads: int | None) -> Callable[[Callable[..., Any]], Callable
         return function
 
     return add
+
+
+def open_artifact(path: Path) -> Artifact:
+    """The artifact as data; raises OptionError for a missing file, ArtifactError for a damaged one."""
+    from aot.artifacts import Artifact
+
+    if not path.exists():
+        raise OptionError("no such file", where=str(path))
+    if path.is_dir():
+        raise OptionError("it is a folder", where=str(path), hint="Name an .aot file.")
+    return Artifact.open(path)
 
 
 def load_model(path: Path, threads: int | None, target: str | None = None, weights: Path | None = None) -> Any:

@@ -102,5 +102,5 @@ def compare(name: str, found: Any, expected: Any, rtol: float, atol: float) -> C
         large = np.isfinite(size) & (size > atol)
         relative = float(np.max(np.where(large, difference / np.where(large, size, 1.0), 0.0)))
         ratio = np.where(same, 0.0, difference / limit)
-    wrong = int(np.count_nonzero(~same)) if exact else int(np.count_nonzero(difference > limit))
+    wrong = int(np.count_nonzero(~same)) if exact else int(np.count_nonzero(~same & ~(difference <= limit)))
     return Comparison(name, shape, float(np.max(difference)), relative, float(np.max(ratio)), wrong, int(found.size))

@@ -49,7 +49,7 @@ def test_main_returns_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert main(["nonsense"]) == 2
     assert main(["run"]) == 2
-    assert main(["inspect", "/nowhere/x.aot"]) == 1
+    assert main(["inspect", "/nowhere/x.aot"]) == 2
     assert "error: " in capsys.readouterr().err
 
 
@@ -78,8 +78,8 @@ def test_an_error_has_message_where_and_hint(tmp_path: Path) -> None:
 
 
 def test_an_error_is_json_when_asked(tmp_path: Path) -> None:
-    error = document("inspect", tmp_path / "missing.aot", code=1)["error"]
-    assert error["code"] == "artifact" and error["where"].endswith("missing.aot")
+    error = document("inspect", tmp_path / "missing.aot", code=2)["error"]
+    assert error["code"] == "option" and error["where"].endswith("missing.aot")
 
 
 def test_a_defect_is_told_without_a_traceback(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:

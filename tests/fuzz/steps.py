@@ -461,7 +461,10 @@ def constant_of_shape(g: Grower) -> Any:
     name = pick(g, lambda it: g.rank(it) >= 1)
     shape = name and g.add("Shape", [name])
     filled = shape and g.add("ConstantOfShape", [shape])
-    return filled and is_float(g, name) and g.add("Add", [g.add("Cast", [filled], to=1), name])
+    if not name or not filled or not is_float(g, name):
+        return None
+    plain = g.add("Cast", [filled], to=1)
+    return g.add("Add", [plain, name])
 
 
 @step(0.4)

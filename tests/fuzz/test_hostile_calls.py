@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def test_a_closed_model_answers_with_an_error(artifact: Path, feed: dict[str, An
     model.run(feed)
     model.close()
     model.close()
-    uses = [
+    uses: list[Callable[[], Any]] = [
         lambda: model.run(feed), lambda: model.dims, lambda: model.programs, lambda: model.meta, lambda: model.target,
         lambda: model.weight_bytes, lambda: model.thread_count, lambda: model.reserve(batch=2),
         lambda: model.profile(feed),
