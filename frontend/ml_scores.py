@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -37,16 +38,23 @@ def transformed(c: Context, scores: Value, post: str, alone: bool = False) -> Va
     return softmax_zero(c, scores)
 
 
-def two_scores(c: Context, score: Value, post: str, binary: bool, positive: bool, count: int) -> Value:
-    """The two scores of a classifier that has one per row, [rows, 1] to [rows, 2]."""
-    if count == 2 and (post == "PROBIT" or not binary):
-        c.unsupported(f"two classes with weights for none, or with one score under {post}")
+def two_scores(c: Context, score: Value, post: str, positive: bool, count: int) -> Value:
+    """The two scores of a classifier that has one per row, [rows, 1] to [rows, 2]; of one class: its score."""
     if count == 1:
         return transformed(c, score, post, alone=True)
+    if post == "PROBIT":
+        c.unsupported("two classes with one score under PROBIT")
     if post == "LOGISTIC":
-        return c.op("sigmoid", c.op("concat", c.op("neg", score), score, axis=1))
-    other = c.op("sub", c.scalar(1.0, score.type.dtype), score) if positive else c.op("neg", score)
-    return c.op("concat", other, score, axis=1)
+        return c.op("sigmoid", scaled_pair(c, score, (-1.0, 1.0)))
+    return scaled_pair(c, score, (-1.0, 1.0), (1.0, 0.0) if positive else ())
+
+
+def scaled_pair(c: Context, score: Value, scales: Sequence[float], offsets: Sequence[float] = ()) -> Value:
+    """[rows, 1] or [rows, n] times n scales, plus n offsets: one elementwise kernel makes both columns."""
+    numpy = score.type.dtype.numpy
+    if any(scale != 1.0 for scale in scales) or (len(scales) > 1 and score.type.shape[1] == 1):
+        score = c.op("mul", score, c.builder.const(np.array(scales, numpy)))
+    return c.op("add", score, c.builder.const(np.array(offsets, numpy))) if any(offsets) else score
 
 
 def softmax_zero(c: Context, scores: Value) -> Value:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from aot import dtypes
-from aot.frontend.ml_scores import class_labels, transformed, two_scores
+from aot.frontend.ml_scores import class_labels, scaled_pair, transformed, two_scores
 from aot.frontend.onnx_registry import Context, Result, onnx_op
 from aot.frontend.tree_arrays import MODES, Split, TreeArrays, arrays_of, leaf_lists, numbered
 from aot.ir import Array, Value
@@ -154,7 +154,12 @@ def _classifier(c: Context) -> Result:
     if len(base) not in (0, count) and not (count == 2 and len(base) == 1):
         c.fail(f"{count} classes have {len(base)} base values")
     used = sorted(set(ids.tolist()))
-    scores = _scores(c, x, arrays, owners, ids, weights, count, "SUM")
+    if not used or used[0] < 0 or used[-1] >= count:
+        c.fail(f"weights are for classes {used}; there are {count}")
+    columns = count
+    if count == 2 and len(used) == 1:  # one sum per row; which class it is for decides what is made of it
+        ids, columns = np.zeros_like(ids), 1
+    scores = _scores(c, x, arrays, owners, ids, weights, columns, "SUM")
     if count > 2:
         scores = _plus(c, scores, base)
         ranked = scores
@@ -174,25 +179,27 @@ def _one_of_two(
 
     With weights for class 0 alone, its score is the one of class 1, and two scores are made of it.
     """
-    count, rows, dtype = len(labels), scores.type.shape[0], scores.type.dtype
-    columns = [c.slice_axis(scores, 1, number, 1) for number in range(count)]
-    has_second = 1 in used
-    if len(base) == 2 and has_second:
-        columns[1] = c.op("add", columns[0], c.scalar(float(base[1]), dtype))
-        columns[0] = c.op("neg", columns[1])
-    elif len(base):
-        columns[0] = c.op("add", columns[0], c.scalar(float(base[0]), dtype))
-    zero = c.op("mul", columns[0], c.scalar(0.0, dtype))
-    columns = [column if number in used else zero for number, column in enumerate(columns)]
-    deciding = columns[1] if has_second else columns[0]
+    count, rows = len(labels), scores.type.shape[0]
     binary = count == 2 and len(used) == 1
+    deciding = c.slice_axis(scores, 1, 1, 1) if 1 in used and not binary else scores
+    if 0 not in used:  # the other score is 0, and the second base value takes the place of the sum
+        deciding = scaled_pair(c, scores, (0.0,), (float(base[1]),)) if len(base) == 2 else scores
+        pair = scaled_pair(c, deciding, (0.0, 1.0))
+    elif 1 not in used:
+        deciding = scaled_pair(c, scores, (1.0,), (float(base[0]),)) if len(base) else scores
+        pair = scaled_pair(c, deciding, (1.0, 0.0))
+    elif len(base) == 2:  # as ONNX Runtime: the sum of the first class and the base of the second, both ways
+        deciding = scaled_pair(c, c.slice_axis(scores, 1, 0, 1), (1.0,), (float(base[1]),))
+        pair = scaled_pair(c, deciding, (-1.0, 1.0))
+    else:
+        pair = scaled_pair(c, scores, (1.0, 1.0), (float(base[0]), 0.0)) if len(base) else scores
     limit = 0.5 if binary and positive else 0.0
-    is_second = c.reshape(c.op("gt", deciding, c.scalar(limit, dtype)), (rows,))
+    is_second = c.reshape(c.op("gt", deciding, c.scalar(limit, scores.type.dtype)), (rows,))
     first, second = (labels[0], labels[1]) if count == 2 else (0, 1)
     label = c.op("where", is_second, c.scalar(second, dtypes.I64), c.scalar(first, dtypes.I64))
-    if has_second or len(base) == 2:
-        return label, c.cast(transformed(c, c.op("concat", *columns, axis=1), post), dtypes.F32)
-    return label, c.cast(two_scores(c, columns[0], post, binary, positive, count), dtypes.F32)
+    if count == 2 and (1 in used or len(base) == 2):
+        return label, c.cast(transformed(c, pair, post), dtypes.F32)
+    return label, c.cast(two_scores(c, deciding, post, positive, count), dtypes.F32)
 
 
 @onnx_op("TreeEnsemble", domain="ai.onnx.ml")
