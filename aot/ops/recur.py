@@ -464,7 +464,11 @@ def _recurrence_samples(op: str, rng: Any) -> list[Sample]:
     if op == "recur_gru":
         found += [sample(3, 2, 19, linear_before_reset=True), sample(3, 5, 4, drop="bias", linear_before_reset=True)]
     if op == "recur_lstm":
+        names = "Affine LeakyRelu ScaledTanh"
         found.append(sample(3, 2, 6, input_forget=True))
+        found.append(sample(3, 2, 6, activations=names, parameters=(0.3, 0.4, 0.2, 0, 0.5, 0.7)))
+    if op == "recur_rnn":
+        found += [sample(2, 3, 4, drop="lengths", activations=name) for name in ACTIVATIONS]
     return found
 
 

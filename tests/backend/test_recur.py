@@ -21,8 +21,10 @@ from aot.lower import lower
 from aot.ops import OPS
 from aot.ops.recur import OPERANDS, form_of
 from tests.backend.harness import ISAS, run_threads
+from tests.ops.samples import samples_of
 
 S, B = Symbol("S").dim, Symbol("B").dim
+LEVELS: list[Any] = [isa.values[0] for isa in ISAS if not isa.marks]  # those of this CPU
 ALL = ("lengths", "h", "c", "peephole", "bias")
 
 
@@ -78,6 +80,24 @@ def check(isa: Isa, kernel: Kernel, symbols: dict[str, int] | None = None) -> No
         if number is not None:
             wide = got[number].astype(np.float64), expected[result].astype(np.float64)
             np.testing.assert_allclose(*wide, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("op", "number"),
+    [(op, n) for op in ("recur_lstm", "recur_gru", "recur_rnn") for n in range(len(samples_of(op)))],
+)
+def test_samples_of_the_op(op: str, number: int) -> None:
+    """Every attribute: clipping, activations, coupled gates; weights known and not, on either instruction set."""
+    sample = samples_of(op)[number]
+    arrays = dict(zip(OPERANDS[op], sample.operands, strict=True))
+    gates, weight = arrays["gates"], arrays["weight"]
+    assert gates is not None and weight is not None
+    given = tuple(name for name in ALL if arrays.get(name) is not None)
+    attrs: dict[str, Any] = dict(sample.attrs)
+    kernel = recurrence(
+        op, *gates.shape[:2], weight.shape[2], given, constant=number % 2 == 0, directions=len(weight), **attrs
+    )
+    check(LEVELS[number // 2 % len(LEVELS)], kernel)
 
 
 @pytest.mark.parametrize("isa", ISAS)
