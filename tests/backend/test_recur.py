@@ -94,8 +94,9 @@ def test_samples_of_the_op(op: str, number: int) -> None:
     assert gates is not None and weight is not None
     given = tuple(name for name in ALL if arrays.get(name) is not None)
     attrs: dict[str, Any] = dict(sample.attrs)
+    steps, batch, _ = gates.shape
     kernel = recurrence(
-        op, *gates.shape[:2], weight.shape[2], given, constant=number % 2 == 0, directions=len(weight), **attrs
+        op, steps, batch, weight.shape[2], given, constant=number % 2 == 0, directions=len(weight), **attrs
     )
     check(LEVELS[number // 2 % len(LEVELS)], kernel)
 
