@@ -145,7 +145,7 @@ class ScanRoot:
 
 @dataclass(frozen=True, slots=True)
 class OwnedRoot:
-    """A whole op whose emitter writes every output itself (kinds SORT, SCATTER, RECUR, OPAQUE); the kernel has no stores.
+    """A whole op whose emitter writes every output itself (SORT, SCATTER, RECUR, OPAQUE); the kernel has no stores.
 
     `operands` and `results`: for each operand and result of the op, its number among the kernel's inputs
     and outputs; None where it is not given, or read by nobody.

@@ -132,9 +132,9 @@ def arrays_of(splits: Sequence[Split], roots: Sequence[int], leaves: int, featur
         nodes[rows, :head] = thresholds.view(np.int32).reshape(inner, head)
         word = np.array([test[1] | (0x80000000 if test[2] else 0) for test in tests], np.uint32)
         nodes[rows, head] = word.view(np.int32)
-        left = np.array([final(test[3]) for test in tests], np.int64)
-        right = np.array([final(test[4]) for test in tests], np.int64)
-        nodes[rows, head + 1], nodes[rows, head + 2] = left, right - left
+        lefts = np.array([final(test[3]) for test in tests], np.int64)
+        rights = np.array([final(test[4]) for test in tests], np.int64)
+        nodes[rows, head + 1], nodes[rows, head + 2] = lefts, rights - lefts
     nodes[inner:, :head] = np.full(1, np.nan, dtype).view(np.int32)
     nodes[inner:, head + 1] = np.arange(inner, inner + leaves)
     trees = np.array(

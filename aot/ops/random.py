@@ -97,9 +97,8 @@ def _reference(name: str) -> Any:
         def unit(pair: Array) -> Array:
             if dtype != F64:
                 return np.asarray((pair[0] >> np.uint64(8)).astype(np.float64) * 2.0**-24)
-            return ((pair[0] >> np.uint64(5) << np.uint64(26)) | (pair[1] >> np.uint64(6))).astype(
-                np.float64
-            ) * 2.0**-53
+            bits = (pair[0] >> np.uint64(5) << np.uint64(26)) | (pair[1] >> np.uint64(6))
+            return np.asarray(bits.astype(np.float64) * 2.0**-53)
 
         if name == "random_uniform":
             low, high = float_attr(attrs, "low"), float_attr(attrs, "high")

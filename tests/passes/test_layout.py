@@ -20,7 +20,7 @@ def folded_patches(perm: tuple[int, ...], shape: tuple[Dim, ...]) -> Graph:
 
     def build(b: Builder) -> Any:
         image = b.reshape(b.transpose(f(b, "x", *shape), perm=perm), shape=(N.dim, 6, 8, 10))
-        attrs = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "groups": 1}
+        attrs: dict[str, Any] = {"strides": (1, 1), "pads": (0, 0, 0, 0), "dilations": (1, 1), "groups": 1}
         return b.op("conv", image, w(b, 7, 6, 1, 1), **attrs)[0]
 
     return built(build)
