@@ -97,7 +97,7 @@ def _reference(name: str) -> Any:
         def unit(pair: Array) -> Array:
             if dtype != F64:
                 return np.asarray((pair[0] >> np.uint64(8)).astype(np.float64) * 2.0**-24)
-            bits = (pair[0] >> np.uint64(5) << np.uint64(26)) | (pair[1] >> np.uint64(6))
+            bits: Any = (pair[0] >> np.uint64(5) << np.uint64(26)) | (pair[1] >> np.uint64(6))
             return np.asarray(bits.astype(np.float64) * 2.0**-53)
 
         if name == "random_uniform":
