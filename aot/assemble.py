@@ -170,7 +170,12 @@ def guards(graph: Graph, symbols: Sequence[Symbol]) -> tuple[Guard, ...]:
                 bind.append(Guard(GuardKind.BIND, port, axis, number[dim], symbol.lo, symbol.hi or 0, symbol.divisor))
             else:
                 equal.append(Guard(GuardKind.EQUAL, port, axis, expected=dim))
-    return (*bind, *equal)
+    held = [
+        Guard(GuardKind.VALUE if is_equal else GuardKind.OTHER_VALUE, port, 0, expected=value)
+        for port, value, is_equal in graph.input_values
+    ]
+    # Values first: a program for other values is not the one whose sizes the user should hear of.
+    return (*held, *bind, *equal)
 
 
 class _ConstantTable:

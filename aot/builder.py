@@ -87,5 +87,6 @@ class Builder:
             tuple(self.nodes),
             tuple(outputs),
             tuple(state),
+            (),
             Level.CORE,
         )

@@ -72,11 +72,11 @@ def compile(
     targets = resolve_targets(options)
     tell("read", str(model) if isinstance(model, (str, os.PathLike)) else "model")
     with report.stage("read"):
-        graph, info, applied = _read(model, options)
+        graphs, info, applied = _read(model, options)
     programs: list[Program] = []
     debug: dict[str, str] = {}
     contexts: list[Context] = []
-    for variant_name, variant in _variants(applied):
+    for graph, variant_name, variant in _variants(graphs, applied):
         with report.stage("transform"):
             context = Context(options=variant, target=targets[0][1], backend=targets[0][0])
             contexts.append(context)
@@ -114,16 +114,18 @@ def compile(
     return artifact
 
 
-def _read(model: Any, options: CompileOptions) -> tuple[Graph, frontend.ImportInfo, CompileOptions]:
-    """The graph with `dims` applied, and the options for the passes: variants named as the graph names them.
+def _read(
+    model: Any, options: CompileOptions
+) -> tuple[tuple[tuple[str, Graph], ...], frontend.ImportInfo, CompileOptions]:
+    """The graphs with `dims` applied, and the options for the passes: variants named as the graph names them.
 
     The frontend applies the bounds, since a model may need them to have shapes at all; variants are
     bound by the pass bind_shapes, one at a time.
     """
-    graph, info = frontend.load_with_info(model, dims={dim.name: (dim.lo, dim.hi) for dim in options.dims})
+    graphs, info = frontend.load_variants(model, dims={dim.name: (dim.lo, dim.hi) for dim in options.dims})
     plain = {text: name for name, text in info.symbols.items()}
     variants = tuple(tuple((plain.get(name, name), extent) for name, extent in each) for each in options.variants)
-    return graph, info, replace(options, dims=(), variants=variants)
+    return graphs, info, replace(options, dims=(), variants=variants)
 
 
 def check(model: Any) -> list[Any]:
@@ -154,8 +156,17 @@ def _build(backend: Backend, assembled: Assembled, target: Target, options: Comp
     )
 
 
-def _variants(options: CompileOptions) -> Iterator[tuple[str, CompileOptions]]:
-    """(name, options) of every program to make; the generic one last."""
+def _variants(
+    graphs: Sequence[tuple[str, Graph]], options: CompileOptions
+) -> Iterator[tuple[Graph, str, CompileOptions]]:
+    """(graph, name, options) of every program to make; the generic one last."""
+    for held, graph in graphs:
+        for name, variant in _bindings(options):
+            yield graph, ",".join(filter(None, (held, name))), variant
+
+
+def _bindings(options: CompileOptions) -> Iterator[tuple[str, CompileOptions]]:
+    """(name, options) of every set of fixed dimensions; the open one last."""
     for binding in options.variants:
         fixed = {name: DimRange(name, extent, extent) for name, extent in binding}
         kept = tuple(dim for dim in options.dims if dim.name not in fixed)

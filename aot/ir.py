@@ -218,7 +218,9 @@ class Graph:
     """A function of tensors. `nodes` is in an order in which every value is defined before use.
 
     `consts` gives the constant behind each constant value. `state` pairs an input with the output
-    that replaces it.
+    that replaces it. `input_values` are (input number, integer, whether it is equal): the graph is
+    right only where that input, of one element, holds that integer, or another one (a branch that the
+    input chooses was resolved).
     """
 
     name: str
@@ -227,6 +229,7 @@ class Graph:
     nodes: tuple[Node, ...]
     outputs: tuple[Value, ...]
     state: tuple[tuple[Value, Value], ...] = ()
+    input_values: tuple[tuple[int, int, bool], ...] = ()
     level: Level = Level.CORE
 
     @cached_property

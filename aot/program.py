@@ -143,6 +143,8 @@ class GuardKind(IntEnum):
 
     BIND = 0  # symbol number `symbol` takes the extent; must be in lo..hi and a multiple of divisor
     EQUAL = 1  # the extent equals `expected`
+    VALUE = 2  # the one element of the input, an integer or bool, equals `expected`; `axis` is 0
+    OTHER_VALUE = 3  # the one element of the input is not `expected`; `axis` is 0
 
 
 @dataclass(frozen=True, slots=True)

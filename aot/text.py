@@ -152,6 +152,8 @@ class _Printer:
             lines.append(f"{inner}{self.define(value, names)} = {self.const(graph.consts[value])}")
         for node in graph.nodes:
             self.node(node, names, inner)
+        for number, held, is_equal in graph.input_values:
+            lines.append(f"{inner}value {number} {'=' if is_equal else '!='} {held}")
         for kept, replacement in graph.state:
             lines.append(f"{inner}state {_reference(kept, names)} -> {_reference(replacement, names)}")
         lines.append(f"{inner}output {', '.join(_reference(value, names) for value in graph.outputs)}".rstrip())
@@ -403,6 +405,7 @@ class _Body:
     nodes: list[Node] = field(default_factory=list)
     outputs: tuple[Value, ...] = ()
     state: list[tuple[Value, Value]] = field(default_factory=list)
+    values: list[tuple[int, int, bool]] = field(default_factory=list)
     ended: bool = False
 
 
@@ -448,7 +451,10 @@ class _Parser:
         except (ValueError, ZeroDivisionError, OverflowError, RecursionError) as error:
             self.fail(str(error))
         self.depth -= 1
-        return Graph(name, tuple(body.inputs), body.consts, tuple(body.nodes), body.outputs, tuple(body.state), level)
+        return Graph(
+            name, tuple(body.inputs), body.consts, tuple(body.nodes), body.outputs, tuple(body.state),
+            tuple(body.values), level,
+        )  # fmt: skip
 
     def end(self, cursor: _Cursor) -> None:
         if not cursor.done:
@@ -460,6 +466,12 @@ class _Parser:
             body.ended = True
         elif cursor.take("where "):
             self.symbol(cursor)
+        elif cursor.take("value "):
+            number = int(cursor.match(_INTEGER, "the number of an input"))
+            is_equal = not cursor.take("!=")
+            if is_equal:
+                cursor.expect("=")
+            body.values.append((number, int(cursor.match(_INTEGER, "an integer")), is_equal))
         elif cursor.take("state "):
             kept = self.reference(cursor, body)
             cursor.expect("->")
@@ -727,6 +739,10 @@ def guard_lines(program: Program) -> list[str]:
     lines = []
     for guard in program.guards:
         what = f"guard {quote(program.inputs[guard.port].name)} axis {guard.axis}"
+        if guard.kind in (GuardKind.VALUE, GuardKind.OTHER_VALUE):
+            holds = "holds" if guard.kind == GuardKind.VALUE else "does not hold"
+            lines.append(f"guard {quote(program.inputs[guard.port].name)} {holds} {guard.expected}")
+            continue
         if guard.kind == GuardKind.EQUAL:
             lines.append(f"{what} == {guard.expected}")
             continue

@@ -329,7 +329,10 @@ class _ProgramReader:
         for r in self.reader.run(Section.GUARDS, self.row["guards"]):
             kind = self.reader.choice(Section.GUARDS, GuardKind, r["kind"])
             port = self.index(Section.GUARDS, r["port"], len(inputs), "input")
-            axis = self.index(Section.GUARDS, r["axis"], inputs[port].type.rank, "axis")
+            holds_value = kind in (GuardKind.VALUE, GuardKind.OTHER_VALUE)
+            axis = self.index(Section.GUARDS, r["axis"], 1 if holds_value else inputs[port].type.rank, "axis")
+            if holds_value and (inputs[port].type.elements != 1 or inputs[port].type.dtype.is_float):
+                self.reader.fail(Section.GUARDS, f"a value is expected of input {inputs[port].name!r}")
             if kind == GuardKind.BIND:
                 self.index(Section.GUARDS, r["symbol"], len(self.symbols), "symbol")
             if r["divisor"] < 1:

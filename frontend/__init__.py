@@ -15,7 +15,7 @@ from aot.frontend.bindings import DimOption
 from aot.frontend.onnx_import import ImportInfo, Unsupported, check_onnx, import_onnx
 from aot.ir import Graph
 
-__all__ = ["DimOption", "ImportInfo", "Unsupported", "check", "load", "load_with_info"]
+__all__ = ["DimOption", "ImportInfo", "Unsupported", "check", "load", "load_variants", "load_with_info"]
 
 
 def load(source: Any, *, dims: Mapping[str, DimOption] | None = None) -> Graph:
@@ -30,6 +30,18 @@ def load(source: Any, *, dims: Mapping[str, DimOption] | None = None) -> Graph:
 
 def load_with_info(source: Any, *, dims: Mapping[str, DimOption] | None = None) -> tuple[Graph, ImportInfo]:
     """As `load`, with what is known of the source: digest, opset, symbol texts, warnings."""
+    graphs, info = load_variants(source, dims=dims)
+    return graphs[0][1], info
+
+
+def load_variants(
+    source: Any, *, dims: Mapping[str, DimOption] | None = None
+) -> tuple[tuple[tuple[str, Graph], ...], ImportInfo]:
+    """(name, graph) of every graph that the model stands for, to be tried in this order, and its source.
+
+    More than one where a branch depends on what an input holds: `Graph.input_values` says for which numbers
+    a graph is right. `load` gives the first.
+    """
     return import_onnx(_dispatch(source), dims)
 
 

@@ -177,6 +177,10 @@ def _conditions(left: Dim, right: Dim) -> Iterator[tuple[dict[str, Dim], str]]:
         for least, most, words in _bound_candidates(difference, symbol):
             yield {symbol.name: replace(symbol, lo=least, hi=most).dim}, words
     for symbol in symbols:
+        for least, most in _level_candidates(left, right, symbol):
+            words = f"{symbol} must be {least}" if least == most else f"{symbol} must be from {least} to {most}"
+            yield {symbol.name: least if least == most else replace(symbol, lo=least, hi=most).dim}, words
+    for symbol in symbols:
         for divisor in _DIVISORS:
             if divisor % symbol.divisor == 0 and divisor != symbol.divisor:
                 least = -(-max(symbol.lo, 1) // divisor) * divisor
@@ -251,6 +255,22 @@ def _bound_candidates(difference: Dim, symbol: Symbol) -> Iterator[tuple[int, in
                     yield symbol.lo, limit, f"{symbol} must be at most {limit}"
                 if least > symbol.lo and (symbol.hi is None or least <= symbol.hi):
                     yield least, symbol.hi, f"{symbol} must be at least {least}"
+
+
+def _level_candidates(left: Dim, right: Dim, symbol: Symbol) -> Iterator[tuple[int, int]]:
+    """Ranges of a symbol in which a size that only grows with it is one number."""
+    growing, number = (left, right) if isinstance(right, int) else (right, left)
+    if not isinstance(number, int) or dimension.symbols_of(growing) != (symbol,):
+        return
+    first, above = _least(growing, symbol, number), _least(growing, symbol, number + 1)
+    if first is None or above is None:
+        return
+    first, last = max(first, symbol.lo), above - 1 if symbol.hi is None else min(above - 1, symbol.hi)
+    # The whole range first; then the parts in which a min or max inside is decided as well.
+    for least, most, _ in ((first, last, ""), *_bound_candidates(left - right, symbol)):
+        low, high = max(first, least), last if most is None else min(last, most)
+        if low <= high:
+            yield low, high
 
 
 def _least(dim: Dim, symbol: Symbol, number: int) -> int | None:

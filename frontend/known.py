@@ -54,6 +54,10 @@ class KnownBuilder(Builder):
                 self._known[value] = objects_of(const.array())
         return self._known.get(value)
 
+    def assume(self, value: Value, contents: Array) -> None:
+        """Takes a value of the graph to hold these contents."""
+        self._known[value] = contents
+
     def known_value(self, contents: Array, dtype: DType) -> Value:
         """A value of known contents that is not in the graph until an op reads it."""
         value = Value(TensorType(dtype, tuple(contents.shape)))

@@ -33,6 +33,7 @@ from aot.frontend import (
 )
 from aot.frontend.bindings import Bindings, DimOption
 from aot.frontend.known import KnownBuilder
+from aot.frontend.onnx_branches import Branches, Choices, InputChoice
 from aot.frontend.onnx_model import OnnxModel, plain_domain
 from aot.frontend.onnx_registry import CONVERTERS, Context, UseFunctionBody
 from aot.ir import Graph, Node, Value, live
@@ -40,6 +41,7 @@ from aot.ops import OPS
 from aot.ops.opdef import DimMismatch
 
 LARGEST_ROUNDS = 64  # conditions on symbols that one import may add
+MOST_CHOICES = 6  # conditions on what inputs hold
 LARGEST_BYTES = 1 << 47  # of one tensor: what a process can address
 DEEPEST_CALL = 32  # functions inside functions
 _EXAMPLES = 5
@@ -128,12 +130,14 @@ class Frame:
 class Importer:
     """One pass over a model under given bindings."""
 
-    def __init__(self, model: OnnxModel, bindings: Bindings) -> None:
+    def __init__(self, model: OnnxModel, bindings: Bindings, choices: Choices) -> None:
         self.model = model
+        self.branches = Branches(choices)
         self.bindings = bindings
         self.builder = KnownBuilder(model.graph.name or "graph")
         self.rejected: dict[tuple[str, str, int, str], list[str]] = {}
         self.names: dict[Value, str] = {}
+        self.squeezes_open_axes = False
         self.notes: list[str] = []
         self.where = ""
 
@@ -162,6 +166,7 @@ class Importer:
             seen.add(info.name)
             entry = self._read(info.name, scope, f"output {info.name!r}")
             if isinstance(entry, Value):
+                self._check_rank(entry, info)
                 outputs.append(self._output(entry, info.name, outputs))
         if not graph.output:
             raise ModelError("the graph has no outputs")
@@ -197,7 +202,21 @@ class Importer:
             shape.append(self.bindings.input_dim(info.name, axis, declared))
         value = self.builder.input(info.name, dtype, shape)
         _check_size(value, where)
+        self.branches.input(self.builder, info.name, value)
         return value
+
+    def _check_rank(self, value: Value, info: ValueInfoProto) -> None:
+        """Takes open sizes to be 1 where a Squeeze of all of those would give the rank that the model declares.
+
+        ONNX leaves it to the run which axes such a Squeeze drops; the declaration says which were meant.
+        """
+        tensor = info.type.tensor_type
+        if not info.type.HasField("tensor_type") or not tensor.HasField("shape"):
+            return
+        opened = [extent for extent in value.type.shape if not isinstance(extent, int)]
+        if self.squeezes_open_axes and opened and len(tensor.shape.dim) == value.type.rank - len(opened):
+            self.where = f"output {info.name!r}"
+            raise DimMismatch(f"the model declares rank {len(tensor.shape.dim)}: {opened[0]} is 1", opened[0], 1)
 
     def _output(self, value: Value, name: str, before: Sequence[Value]) -> Value:
         """The value behind an output: made by a node, and by no other output's name."""
@@ -278,6 +297,11 @@ class Importer:
             except _FAULTS as error:
                 text = f"the node cannot be read: {type(error).__name__}: {error}"
                 raise ModelError(text, where=f"{name} ({node.op_type})") from error
+        if node.op_type == "Squeeze" and len(inputs) == 1 and inputs[0] is not None:
+            open_axes = any(not isinstance(extent, int) for extent in inputs[0].type.shape)
+            self.squeezes_open_axes = self.squeezes_open_axes or open_axes
+        if not domain and len(results) == 1 and isinstance(results[0], Value):
+            results = [self.branches.result(self.builder, node.op_type, inputs, results[0])]
         if len(results) < sum(1 for output in node.output if output):
             raise ModelError(f"the node declares {len(node.output)} results; it has {len(results)}", where=name)
         for output, entry in zip(node.output, results, strict=False):
@@ -403,8 +427,10 @@ class Importer:
         scope: Scope,
         frame: Frame,
     ) -> Sequence[Entry]:
-        """An If whose condition is known: its branch, in place."""
+        """An If whose condition is known, or can be by importing again: its branch, in place."""
         contents = self.builder.known(inputs[0]) if inputs and inputs[0] is not None else None
+        if contents is None and inputs and inputs[0] is not None:
+            self.branches.decide(inputs[0])
         if contents is None or contents.size != 1:
             raise UnsupportedError("the condition depends on data that is only known when running")
         branch = attributes["then_branch" if bool(contents.flat[0]) else "else_branch"].g
@@ -522,11 +548,11 @@ def _named(graph: Graph, names: Mapping[Value, str]) -> Graph:
     return graph.with_(nodes=tuple(nodes), outputs=tuple(outputs))
 
 
-def _attempt(model: OnnxModel, bindings: Bindings) -> tuple[Importer, Graph | None]:
+def _attempt(model: OnnxModel, bindings: Bindings, choices: Choices) -> tuple[Importer, Graph | None]:
     """Imports, adding conditions on symbols until every extent fits."""
     for _ in range(LARGEST_ROUNDS):
         bindings.restart()
-        importer = Importer(model, bindings)
+        importer = Importer(model, bindings, choices)
         try:
             graph = importer.run()
             # What depends on data may depend on sizes only, where a quotient of them is known not to be negative.
@@ -547,32 +573,60 @@ def _attempt(model: OnnxModel, bindings: Bindings) -> tuple[Importer, Graph | No
     raise ModelError(f"more than {LARGEST_ROUNDS} conditions on input sizes are needed", where=importer.where)
 
 
-def import_onnx(source: Any, dims: Mapping[str, DimOption] | None = None) -> tuple[Graph, ImportInfo]:
-    """The graph of an ONNX model, and what is known of its source.
+def import_onnx(
+    source: Any, dims: Mapping[str, DimOption] | None = None
+) -> tuple[tuple[tuple[str, Graph], ...], ImportInfo]:
+    """The graphs of an ONNX model by name, and what is known of its source.
 
+    There is one graph, named "", unless a branch depends on what an input holds: then one for each number
+    that the model compares with (named as `input=number`, its `input_values` say so), and last the one for all others.
     Raises ModelError (malformed), UnsupportedError (lists everything that is unsupported), OptionError (dims).
     """
     model = onnx_model.read_model(source)
-    bindings = Bindings(dims)
-    importer, graph = _attempt(model, bindings)
-    if graph is None:
-        raise UnsupportedError(_report(_rejections(importer)), hint="`aotc build --check` lists this without building.")
-    bindings.check_used()
+    found = _explore(model, dims, Choices())
+    graphs: list[tuple[str, Graph]] = []
+    for importer, graph in found:
+        if graph is None:
+            hint = "`aotc build --check` lists this without building."
+            raise UnsupportedError(_report(_rejections(importer)), hint=hint)
+        importer.bindings.check_used()
+        choices = importer.branches.choices
+        number = {value.name: position for position, value in enumerate(graph.inputs)}
+        held = [(number[name], value, True) for name, value in choices.chosen.items()]
+        held += [(number[name], value, False) for name, values in choices.excluded.items() for value in sorted(values)]
+        label = ",".join(f"{name}={value}" for name, value in choices.chosen.items())
+        graphs.append((label, graph.with_(input_values=tuple(held))))
     histogram: dict[str, int] = {}
     for node in model.graph.node:
         name = f"{node.domain}:{node.op_type}" if plain_domain(node.domain) else node.op_type
         histogram[name] = histogram.get(name, 0) + 1
-    used = {symbol.name for symbol in graph.symbols}
+    used = {symbol.name for _, graph in graphs for symbol in graph.symbols}
+    displayed = {name: text for importer, _ in found for name, text in importer.bindings.display.items()}
+    notes = [note for importer, _ in found for note in (*importer.bindings.notes, *importer.notes)]
     info = ImportInfo(
         digest=model.digest,
         opset=model.opsets.get("", 0),
         producer=f"{model.proto.producer_name} {model.proto.producer_version}".strip(),
-        symbols={name: text for name, text in bindings.display.items() if name in used},
+        symbols={name: text for name, text in displayed.items() if name in used},
         node_count=len(model.graph.node),
         ops=dict(sorted(histogram.items())),
-        warnings=(*bindings.notes, *importer.notes),
+        warnings=tuple(dict.fromkeys(notes)),
     )
-    return graph, info
+    return tuple(graphs), info
+
+
+def _explore(
+    model: OnnxModel, dims: Mapping[str, DimOption] | None, choices: Choices
+) -> list[tuple[Importer, Graph | None]]:
+    """Imports once for each answer to the conditions on inputs' values."""
+    try:
+        return [_attempt(model, Bindings(dims), choices)]
+    except InputChoice as choice:
+        if len(choices.chosen) + sum(map(len, choices.excluded.values())) >= MOST_CHOICES:
+            reason = f"more than {MOST_CHOICES} branches depend on what inputs hold"
+            raise UnsupportedError(reason, where=f"input {choice.name!r}") from None
+        held = _explore(model, dims, choices.with_chosen(choice.name, choice.value))
+        return held + _explore(model, dims, choices.without(choice.name, choice.value))
 
 
 def check_onnx(source: Any, dims: Mapping[str, DimOption] | None = None) -> list[Unsupported]:
@@ -581,8 +635,10 @@ def check_onnx(source: Any, dims: Mapping[str, DimOption] | None = None) -> list
         model = onnx_model.read_model(source)
     except UnsupportedError as error:
         return [Unsupported("", "the model", 0, error.message, 1, ())]
-    importer, _ = _attempt(model, Bindings(dims))
-    return _rejections(importer)
+    found: dict[Unsupported, None] = {}
+    for importer, _ in _explore(model, dims, Choices()):
+        found.update(dict.fromkeys(_rejections(importer)))
+    return list(found)
 
 
 def _rejections(importer: Importer) -> list[Unsupported]:

@@ -102,6 +102,8 @@ namespace guard_kind {
 enum : uint32_t {
     BIND = 0,
     EQUAL = 1,
+    VALUE = 2,
+    OTHER_VALUE = 3,
 };
 }
 

@@ -1,6 +1,7 @@
 #include "guards.h"
 
 #include <cstdio>
+#include <cstring>
 
 #include "dims.h"
 #include "tensor.h"
@@ -83,6 +84,21 @@ void check_data(const Model &model, const char *what, const PortEntry &port, con
     }
 }
 
+// The one element of a tensor of integers or bools; false where it has another number of elements.
+bool only_element(const PortEntry &port, const aot_tensor &tensor, int64_t *value) {
+    for (int32_t axis = 0; axis < tensor.rank; ++axis) {
+        if (tensor.shape[axis] != 1) return false;
+    }
+    const DType &dtype = *find_dtype(port.dtype);
+    const uint8_t *bytes = data_of(tensor);
+    uint64_t bits = 0;
+    memcpy(&bits, bytes, item_bytes(dtype));  // little-endian, as the artifact is
+    const uint32_t unused = 64 - dtype.bits;
+    const bool has_sign = dtype.dlpack_code == 0;
+    *value = has_sign ? static_cast<int64_t>(bits << unused) >> unused : static_cast<int64_t>(bits);
+    return true;
+}
+
 }  // namespace
 
 void check_inputs(const Model &model, const aot_tensor *const *inputs, uint32_t count) {
@@ -106,8 +122,28 @@ bool bind_symbols(const Model &model, const Variant &variant, const aot_tensor *
     const char *what = "input";
     for (uint32_t i = 0; i < p.guards.count; ++i) {
         const GuardEntry &rule = a.guards[p.guards.first + i];
-        const int64_t extent = inputs[rule.port]->shape[rule.axis];
         const PortEntry &port = a.ports[p.inputs.first + rule.port];
+        if (rule.kind == guard_kind::VALUE || rule.kind == guard_kind::OTHER_VALUE) {
+            const bool wants_equal = rule.kind == guard_kind::VALUE;
+            const DimEntry &wanted = a.dims[rule.expected];
+            int64_t expected = 0, held = 0;
+            const bool known = evaluate_dim(a.dim_code.data() + wanted.code.first, wanted.code.count, symbols, &expected);
+            const bool single = only_element(port, *inputs[rule.port], &held);
+            if (known && single && (held == expected) == wants_equal) continue;
+            char message[160];
+            if (single) {
+                snprintf(message, sizeof message, "expected %s value %lld, got %lld", wants_equal ? "the" : "another",
+                         static_cast<long long>(expected), static_cast<long long>(held));
+            } else {
+                snprintf(message, sizeof message, "expected one element");
+            }
+            // A program for another value is not the one whose sizes the user should hear of.
+            if (failure->status != AOT_ERROR_GUARD) {
+                *failure = guard(what, a.text(port.name), "Give a value that the model has a branch for.", message);
+            }
+            return false;
+        }
+        const int64_t extent = inputs[rule.port]->shape[rule.axis];
         const DimEntry &dim = a.dims[static_cast<size_t>(a.integer(port.shape.first + rule.axis))];
         const char *name = a.text(port.name);
         char message[400];

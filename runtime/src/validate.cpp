@@ -133,19 +133,27 @@ private:
         for (uint32_t i = 0; i < run.count; ++i) dim_run(section::PORTS, run.first + i, a_.ports[run.first + i].shape);
     }
 
+    // Whether an input is of integers or bools, so that a guard may ask for the one that it holds.
+    static bool holds_one_integer(const PortEntry &port) {
+        const DType *dtype = find_dtype(port.dtype);
+        return dtype && (dtype->dlpack_code == 0 || dtype->dlpack_code == 1 || dtype->dlpack_code == 6) && dtype->bits >= 8;
+    }
+
     void guards() {
         for (uint32_t i = 0; i < p_.guards.count; ++i) {
             const size_t record = p_.guards.first + i;
             const GuardEntry &guard = a_.guards[record];
             if (guard.port >= p_.inputs.count) fail(section::GUARDS, record, "no such input");
-            if (guard.axis >= a_.ports[p_.inputs.first + guard.port].shape.count) {
-                fail(section::GUARDS, record, "no such axis");
+            const PortEntry &port = a_.ports[p_.inputs.first + guard.port];
+            const bool value = guard.kind == guard_kind::VALUE || guard.kind == guard_kind::OTHER_VALUE;
+            if (value ? guard.axis != 0 || !holds_one_integer(port) : guard.axis >= port.shape.count) {
+                fail(section::GUARDS, record, value ? "no such value" : "no such axis");
             }
             if (guard.divisor < 1) fail(section::GUARDS, record, "the divisor is not positive");
             if (guard.kind == guard_kind::BIND) {
                 if (guard.symbol >= bound_.size()) fail(section::GUARDS, record, "no such symbol");
                 bound_[guard.symbol] = 1;
-            } else if (guard.kind == guard_kind::EQUAL) {
+            } else if (guard.kind == guard_kind::EQUAL || value) {
                 dim(section::GUARDS, record, guard.expected);
             } else {
                 fail(section::GUARDS, record, "unknown kind");

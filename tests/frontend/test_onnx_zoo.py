@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aot.evaluate import evaluate
-from aot.frontend import DimOption, check, load_with_info
+from aot.frontend import DimOption, check, load_variants, load_with_info
 from tests.frontend.models import assert_same
 from tests.zoo.catalogue import ZooModel, catalogue, folder, make_inputs
 
@@ -23,11 +23,13 @@ def test_public_model(model: ZooModel) -> None:
         pytest.skip("the public models are not here: run tests/zoo/fetch.py and set AOT_ZOO")
     path: Path = where / model.file
     assert check(path) == []
-    graph, info = load_with_info(path)
+    graphs, _ = load_variants(path)
+    graph = graphs[0][1]
     # No shape arithmetic is left, and what the model leaves open stays open.
     assert not {"dim_tensor", "iota", "gather_nd"} & {node.op for node in graph.nodes}
-    assert info.node_count >= len(graph.nodes)
     _, spec = min(model.cases, key=lambda case: sum(int(np.prod(entry["shape"])) for entry in case[1].values()))
+    if len(graphs) > 1:  # the first case is for the first number that the model asks its input for
+        _, spec = model.cases[0]
     inputs = make_inputs(spec)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     assert_same(evaluate(graph, inputs), [np.asarray(result) for result in session.run(None, inputs)], 1e-3, 1e-4)

@@ -77,7 +77,7 @@ def _array(name: str, spec: dict[str, Any]) -> np.ndarray[Any, np.dtype[Any]]:
             values = _voice(random, shape) * spec["scale"]
         case other:
             raise ValueError(f"unknown generator {other!r}")
-    return np.ascontiguousarray(values, dtype=spec["dtype"])
+    return np.asarray(values, dtype=spec["dtype"], order="C")
 
 
 def _picture(random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:

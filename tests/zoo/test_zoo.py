@@ -30,6 +30,7 @@ def compare(path: Path, artifact: Path, cases: list[tuple[str, Inputs]], **optio
         got = model.run(inputs)
         for name, want in zip(names, session.run(names, inputs), strict=True):
             if want.dtype.kind == "f":
+                assert got[name].shape == want.shape, f"{label}: {name}"
                 np.testing.assert_allclose(got[name], want, rtol=RELATIVE, atol=ABSOLUTE, err_msg=f"{label}: {name}")
             else:
                 np.testing.assert_array_equal(got[name], want, err_msg=f"{label}: {name}")
