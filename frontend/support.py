@@ -23,7 +23,7 @@ LIMITS = {
     "Constant": "no strings, no sparse values",
     "ConvTranspose": "no negative pads; output_shape needs fixed spatial sizes",
     "Dropout": "inference only (or ratio 0)",
-    "If": "only if the condition is known when building",
+    "If": "if the condition follows from sizes, or compares a one-element input with a number",
     "MaxPool": "the Indices result for windows of at most 64 elements",
     "Multinomial": "its own numbers, the same in every run; without a seed the node's name is one",
     "RandomNormal": "its own numbers, the same in every run; without a seed the node's name is one",
