@@ -95,8 +95,14 @@ class Model:
         self.outputs = self._ports("output")
         self._input_names = tuple(spec.name for spec in self.inputs)
         self._input_set = frozenset(self._input_names)
+        # One-element inputs of integers or bools: a program may be for one number that they hold.
+        self._choosing = tuple(
+            index
+            for index, spec in enumerate(self.inputs)
+            if (spec.dtype == "bool" or spec.dtype[0] in "iu") and all(extent == 1 for extent in spec.shape)
+        )
         self._output_names = tuple(spec.name for spec in self.outputs)
-        self._shapes: dict[tuple[tuple[int, ...], ...], list[tuple[int, ...]]] = {}
+        self._shapes: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
         self._dtypes: list[Any] = []
 
     def _load(self, artifact: Any, options: Any, map_weights: bool) -> int:
@@ -283,7 +289,10 @@ class Model:
     ) -> list[Any]:
         inputs = (ctypes.c_void_p * len(given))(*[view.address for view in given])
         error = native.new_error()
-        key = tuple(view.shape for view in given)
+        key: tuple[Any, ...] = tuple(view.shape for view in given)
+        if self._choosing:
+            # What these hold may choose the program, and with it the shapes of the results.
+            key = (*key, *(given[index].element() for index in self._choosing))
         shapes = self._shapes.get(key)
         if shapes is None:
             shapes = self._output_shapes(session, inputs, len(given), error)

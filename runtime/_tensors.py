@@ -55,6 +55,13 @@ class View:
         self.shape = shape
         self.keep = keep
 
+    def element(self) -> bytes:
+        """The bytes of the first element; none where it is not in CPU memory or there is none."""
+        tensor = Tensor.from_address(self.address)
+        if tensor.device_type != 1 or not tensor.data or 0 in self.shape:
+            return b""
+        return ctypes.string_at(tensor.data + tensor.byte_offset, -(-tensor.dtype_bits // 8))
+
 
 def view(name: str, array: Any, *, writable: bool = False) -> View:
     """A view of a numpy array, a torch tensor, or anything with __dlpack__. `name` is for messages."""

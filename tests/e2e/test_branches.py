@@ -139,3 +139,26 @@ def test_a_squeeze_of_all_gives_the_declared_rank(cache: Path) -> None:
     assert aot.load(artifact.data).run({"x": x})["y"].shape == (3,)
     with pytest.raises(aot.GuardError, match="expected 1, got 2"):
         aot.load(artifact.data).run({"x": np.ones((2, 1, 3), np.float32)})
+
+
+def test_branches_of_different_shapes(cache: Path) -> None:
+    """What the input holds decides how many elements the result has, for equal shapes of the inputs."""
+    doubled = helper.make_graph(
+        [helper.make_node("Concat", ["x", "x"], ["d"], axis=0)], "doubled", [],
+        [helper.make_tensor_value_info("d", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    nodes = [helper.make_node("If", ["flag"], ["y"], then_branch=doubled, else_branch=branch("b", "Add", 3))]
+    graph = helper.make_graph(
+        nodes, "shaped",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"]),
+            helper.make_tensor_value_info("flag", TensorProto.BOOL, [1]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    source = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model = aot.load(aot.compile(source, cache_dir=cache).data)
+    x = np.arange(4, dtype=np.float32)
+    for _ in range(2):
+        np.testing.assert_array_equal(model.run({"x": x, "flag": np.array([True])})["y"], np.concatenate([x, x]))
+        np.testing.assert_array_equal(model.run({"x": x, "flag": np.array([False])})["y"], x + 3)
