@@ -87,6 +87,5 @@ class Builder:
             tuple(self.nodes),
             tuple(outputs),
             tuple(state),
-            (),
             Level.CORE,
         )

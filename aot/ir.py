@@ -229,8 +229,8 @@ class Graph:
     nodes: tuple[Node, ...]
     outputs: tuple[Value, ...]
     state: tuple[tuple[Value, Value], ...] = ()
-    input_values: tuple[tuple[int, int, bool], ...] = ()
     level: Level = Level.CORE
+    input_values: tuple[tuple[int, int, bool], ...] = ()
 
     @cached_property
     def producer(self) -> Mapping[Value, Node]:

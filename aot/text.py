@@ -452,8 +452,8 @@ class _Parser:
             self.fail(str(error))
         self.depth -= 1
         return Graph(
-            name, tuple(body.inputs), body.consts, tuple(body.nodes), body.outputs, tuple(body.state),
-            tuple(body.values), level,
+            name, tuple(body.inputs), body.consts, tuple(body.nodes), body.outputs, tuple(body.state), level,
+            tuple(body.values),
         )  # fmt: skip
 
     def end(self, cursor: _Cursor) -> None:

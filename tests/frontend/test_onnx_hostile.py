@@ -222,12 +222,13 @@ def test_what_stands_in_branches_and_after_unsupported_nodes_is_listed_too() -> 
         )
 
     nodes = [
+        node("IsNaN", ["s"], ["flag"]),
         node("If", ["flag"], ["a"], name="choice", then_branch=branch("Exp"), else_branch=branch("NonZero")),
         node("Softplus", ["a"], ["b"]),
         node("MeanVarianceNormalization", ["b"], ["c"]),
         node("Relu", ["any"], ["d"]),
     ]
-    model = model_of(nodes, {"x": (FLOAT, [3]), "flag": (TensorProto.BOOL, [])}, ["c", "d"])
+    model = model_of(nodes, {"x": (FLOAT, [3]), "s": (FLOAT, [])}, ["c", "d"])
     unranked = onnx.ValueInfoProto(name="any")
     unranked.type.tensor_type.elem_type = FLOAT
     model.graph.input.append(unranked)
