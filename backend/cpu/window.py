@@ -70,7 +70,8 @@ def _pack(kernel: Kernel, root: WindowRoot, shape: Sequence[int], dots: bool) ->
 def _loop_order(x: TensorType) -> list[int]:
     """The summed axes (1 channels, 2… kernel positions), outermost first: as the input lies in memory."""
     spatial = list(range(2, x.rank))
-    return [*spatial, 1] if x.order.index(1) == x.rank - 1 else [1, *spatial]
+    wide = [axis for axis in x.order if x.shape[axis] != 1]  # where an axis of extent 1 stands means nothing
+    return [1, *spatial] if 1 in wide and wide[-1] != 1 else [*spatial, 1]
 
 
 def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:

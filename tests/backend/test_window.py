@@ -10,9 +10,10 @@ import pytest
 
 from aot import dims
 from aot.backend.cpu.isa import Isa
-from aot.backend.cpu.window import emit_window
+from aot.backend.cpu.window import _loop_order, emit_window
 from aot.dims import Symbol
-from aot.dtypes import BF16, F16, F64, DType
+from aot.dtypes import BF16, F16, F32, F64, DType
+from aot.ir import Layout, TensorType
 from aot.kernel import Kernel, WindowRoot
 from tests.backend.harness import ISAS, run, run_threads
 from tests.backend.kernels import conv_kernel
@@ -206,3 +207,11 @@ def test_winograd_of_dynamic_sizes(isa: Isa) -> None:
         symbols = dict(zip("nhw", sizes, strict=True))
         check(kernel, isa, symbols, threads=symbols["n"] == 2, exact=False)
         check(apart, isa, symbols, threads=symbols["n"] == 2, exact=False)
+
+
+def test_channels_are_summed_innermost_where_they_lie_innermost() -> None:
+    """An axis of extent 1 may stand behind the channels in the order of the layout."""
+    shape = (2, 24, 9, 1)
+    for order in ((0, 2, 3, 1), (0, 2, 1, 3), (3, 0, 2, 1)):
+        assert _loop_order(TensorType(F32, shape, Layout(order=order))) == [2, 3, 1]
+    assert _loop_order(TensorType(F32, shape)) == [1, 2, 3]
