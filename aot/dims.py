@@ -120,11 +120,6 @@ class DimExpr:
         return mod(other, self)
 
 
-def is_static(dim: Dim) -> bool:
-    """Whether the dimension is known when the program is built."""
-    return isinstance(dim, int)
-
-
 def terms_of(dim: Dim) -> tuple[tuple[tuple[Monomial, int], ...], int]:
     """The (terms, constant) of a dimension."""
     return ((), dim) if isinstance(dim, int) else (dim.terms, dim.constant)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aot import dims as dimension
 from aot.dims import Dim
 from aot.errors import CompilerError, ModelError
 from aot.expr import Expr
@@ -183,7 +182,3 @@ def normalize_axis(axis: int, rank: int) -> int:
     if not -max(rank, 1) <= axis < max(rank, 1):
         raise OpError(f"axis {axis} is out of range for rank {rank}")
     return axis % rank if rank else 0
-
-
-def dims_product(shape: Sequence[Dim]) -> Dim:
-    return dimension.product(shape)

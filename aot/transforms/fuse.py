@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from aot.dims import Dim, typical
+from aot.dims import Dim, product, typical
 from aot.ir import ROW_MAJOR, Const, Graph, Level, Node, Value, live
 from aot.lower import OWNED_KINDS, POOLS, ROOT_OPS
 from aot.ops import OPS, Kind
@@ -54,9 +54,7 @@ class _Cluster:
     domain: tuple[Dim, ...]  # shape of the primary output
     full: tuple[Dim, ...]  # the shape reductions run over; the domain where there are none
     reduced: tuple[int, ...] | None  # the axes reduced, or None
-    position: int = 0
     version: int = 0
-    refused: set[int] = field(default_factory=set)
 
     @property
     def is_owned(self) -> bool:
@@ -220,7 +218,7 @@ class _Fuser:
             saved += size / self.bytes_per_us
             if not self._read_elsewhere(value, producer, consumer):
                 saved += size / self.bytes_per_us
-        points = typical(_product(consumer.domain))
+        points = typical(product(consumer.domain))
         for node in producer.nodes:
             own = typical(node.outputs[0].type.elements)
             if points > own and producer.root is None and producer.reduced is None:
@@ -468,14 +466,7 @@ def _fits(shape: tuple[Dim, ...], domain: tuple[Dim, ...]) -> bool:
 
 
 def _larger(left: tuple[Dim, ...], right: tuple[Dim, ...]) -> bool:
-    return typical(_product(left)) > typical(_product(right))
-
-
-def _product(shape: Sequence[Dim]) -> Dim:
-    result: Dim = 1
-    for extent in shape:
-        result = result * extent
-    return result
+    return typical(product(left)) > typical(product(right))
 
 
 def _kind_name(cluster: _Cluster) -> str:
