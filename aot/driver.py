@@ -19,8 +19,8 @@ from aot.errors import TargetError
 from aot.ir import Graph
 from aot.offsets import DEFAULT_NODE_BUDGET
 from aot.options import CompileOptions, DimRange
-from aot.passes import Context, PassManager
-from aot.pipeline import CORE_PASSES, TARGET_PASSES
+from aot.passes import Context, PassManager, check_disable
+from aot.pipeline import CORE_PASSES, PIPELINE, TARGET_PASSES
 from aot.program import Program
 from aot.target import Target
 from aot.text import print_graph
@@ -69,6 +69,7 @@ def compile(
         options = replace(options, targets=(target,) if isinstance(target, str) else tuple(target))
     tell = progress or (lambda stage, detail: None)
     report = BuildReport()
+    check_disable(PIPELINE, options.disable)
     targets = resolve_targets(options)
     tell("read", str(model) if isinstance(model, (str, os.PathLike)) else "model")
     with report.stage("read"):

@@ -11,8 +11,9 @@ from __future__ import annotations
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Protocol
 
@@ -131,24 +132,30 @@ PassFunction = Callable[[Graph, Context], Graph]
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A named pass: the level it takes, the level it gives, and the function."""
+    """A named pass: the level it takes, the level it gives, and the function.
+
+    `rules` are the names that it asks `Context.allow` about, where they are not the pass's own name.
+    """
 
     name: str
     takes: Level
     gives: Level
     function: PassFunction
     doc: str = ""
+    rules: tuple[str, ...] = ()
 
     def __call__(self, graph: Graph, context: Context) -> Graph:
         return self.function(graph, context)
 
 
-def transform(*, takes: Level, gives: Level, name: str = "") -> Callable[[PassFunction], Pass]:
+def transform(
+    *, takes: Level, gives: Level, name: str = "", rules: Iterable[str] = ()
+) -> Callable[[PassFunction], Pass]:
     """Makes a function a pass, named after it."""
 
     def wrap(function: PassFunction) -> Pass:
         doc = (function.__doc__ or "").strip().split("\n")[0]
-        return Pass(name or getattr(function, "__name__", "pass"), takes, gives, function, doc)
+        return Pass(name or getattr(function, "__name__", "pass"), takes, gives, function, doc, tuple(rules))
 
     return wrap
 
@@ -183,7 +190,6 @@ class PassManager:
         self.context = context
         self.report = report
         self.records: list[PassRecord] = []
-        _check_disable(self.passes, context.options.disable)
 
     def run(self, graph: Graph, *, until: str = "") -> Graph:
         """The graph after every pass, or after the first run of the pass named `until`.
@@ -313,10 +319,14 @@ def _labelled(passes: Sequence[Pass]) -> Iterator[tuple[Pass, str]]:
         yield item, f"{item.name}:{runs[item.name]}"
 
 
-def _check_disable(passes: Sequence[Pass], disable: Sequence[str]) -> None:
-    """Refuses to skip a pass that changes the level, or a run that does not exist."""
+def check_disable(passes: Sequence[Pass], disable: Sequence[str], others: Sequence[Pass] = ()) -> None:
+    """Raises OptionError for an entry that is no pass, no run of one and no rule, or a pass that changes the level.
+
+    `passes` are those that will run; a name may also be a pass, or a rule of a pass, of `others`.
+    """
     labels = {label: item for item, label in _labelled(passes)}
-    by_name = {item.name: item for item in passes}
+    by_name = {item.name: item for item in (*others, *passes)}
+    rules = {name for item in (*others, *passes) for name in item.rules}
     for entry in disable:
         item = labels.get(entry) or by_name.get(entry)
         if item is not None and item.takes != item.gives:
@@ -324,12 +334,17 @@ def _check_disable(passes: Sequence[Pass], disable: Sequence[str]) -> None:
                 f"pass {item.name} cannot be disabled",
                 hint=f"It turns {item.takes.name.lower()} into {item.gives.name.lower()}; later passes need that.",
             )
-        if item is None and ":" in entry:
-            runs = [label for label in labels if label.startswith(entry.rpartition(":")[0] + ":")]
-            raise OptionError(
-                f"no pass run {entry!r} to disable",
-                hint=f"Runs of it: {', '.join(runs) or 'none'}; see aotc opt --list.",
-            )
+        if item is not None or entry in rules:
+            continue
+        name, _, _ = entry.partition(":")
+        runs = [label for label in labels if label.startswith(f"{name}:")]
+        if ":" in entry and name in by_name:
+            raise OptionError(f"no pass run {entry!r} to disable", hint=f"Runs of it: {', '.join(runs) or 'none'}.")
+        hint = "`aotc opt --list` names all passes and rules."
+        close = get_close_matches(name, sorted({*by_name, *rules}), 3)
+        if close:
+            hint = f"Did you mean {' or '.join(close)}? {hint}"
+        raise OptionError(f"no pass and no rule {name!r} to disable", hint=hint)
 
 
 __all__ = [
@@ -342,6 +357,7 @@ __all__ = [
     "PassRecord",
     "Refusal",
     "Rewrites",
+    "check_disable",
     "transform",
     "unique_names",
 ]

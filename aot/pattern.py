@@ -612,7 +612,7 @@ class _Driver:
                 return "it is an output of the model, and would be an input, a constant or another output"
         self._check_measure(entry, match, builder, results)
         if not self.context.allow(entry.name, root.where):
-            return "switched off by bisection"
+            return "switched off by --disable or --bisect"
         self._commit(entry, match, builder, results)
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import click
@@ -13,8 +14,10 @@ from aot.cli.feeds import DimType
 from aot.errors import ModelError, OptionError
 from aot.ir import Graph
 from aot.options import CompileOptions, DimRange
-from aot.passes import Context, Pass, PassManager, unique_names
+from aot.passes import Context, Pass, PassManager, check_disable, unique_names
 from aot.text import consts_of, parse_graph, print_graph
+
+RULES_COLUMNS = 120  # of the lists of rules
 
 
 @click.command("opt")
@@ -69,6 +72,7 @@ def command(
     )
     graph = read_graph(model, weights, options)
     passes = choose(PIPELINE, names, start, until, graph)
+    check_disable(passes, disable, PIPELINE)
     context = Context(options=options, target=driver.resolve_targets(options)[0][1])
     manager = PassManager(passes, context)
     result = manager.run(graph)
@@ -140,11 +144,14 @@ def report_passes(pipeline: Sequence[Pass]) -> None:
     for item in pipeline:
         runs[item.name] = runs.get(item.name, 0) + 1
         levels = {"takes": item.takes.name.lower(), "gives": item.gives.name.lower()}
-        rows.append({"pass": f"{item.name}:{runs[item.name]}", **levels, "what": item.doc})
+        rows.append({"pass": f"{item.name}:{runs[item.name]}", **levels, "what": item.doc, "rules": item.rules})
     if wants("json"):
         print_json(rows)
-    else:
-        print_table([*rows[0]], [list(row.values()) for row in rows])
+        return
+    print_table([*rows[0]][:-1], [list(row.values())[:-1] for row in rows])
+    for item in {item.name: item for item in pipeline if item.rules}.values():
+        click.echo()
+        click.echo(fill(f"rules of {item.name}: {', '.join(item.rules)}", RULES_COLUMNS, subsequent_indent="  "))
 
 
 def report_json(graph: Graph, manager: PassManager, why: tuple[str, str] | None) -> None:

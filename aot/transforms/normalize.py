@@ -27,12 +27,6 @@ _IDEMPOTENT = "relu abs sign floor ceil round trunc"
 _UNIFORM = Constant("c", splat=True)
 
 
-@transform(takes=Level.CORE, gives=Level.CORE)
-def normalize(graph: Graph, context: Context) -> Graph:
-    """Gives every meaning one form and removes what has no effect."""
-    return rewrite(graph, NORMALIZE_RULES, context, fold=fold_node, exact=context.options.exact)
-
-
 # Where constants stand.
 
 
@@ -428,3 +422,9 @@ NORMALIZE_RULES = (
     max_with_zero,
     *VIEW_RULES,
 )
+
+
+@transform(takes=Level.CORE, gives=Level.CORE, rules=(entry.name for entry in NORMALIZE_RULES))
+def normalize(graph: Graph, context: Context) -> Graph:
+    """Gives every meaning one form and removes what has no effect."""
+    return rewrite(graph, NORMALIZE_RULES, context, fold=fold_node, exact=context.options.exact)

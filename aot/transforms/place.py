@@ -81,7 +81,7 @@ def _renamed(graph: Graph, renamed: Mapping[Value, Value]) -> Graph:
     return graph.with_(nodes=nodes, outputs=outputs)
 
 
-@transform(takes=Level.ORDERED, gives=Level.ORDERED)
+@transform(takes=Level.ORDERED, gives=Level.ORDERED, rules=("in_place",))
 def reuse_in_place(graph: Graph, context: Context) -> Graph:
     """Marks kernels whose first output may take the bytes of an operand that nobody reads later."""
     place_of = dict(slots(graph))

@@ -17,7 +17,7 @@ from aot.transforms.recognize_norms import NORM_RULES
 RECOGNIZE_RULES = (*ACTIVATION_RULES, *NORM_RULES, *ATTENTION_RULES)
 
 
-@transform(takes=Level.CORE, gives=Level.CORE)
+@transform(takes=Level.CORE, gives=Level.CORE, rules=(rule.name for rule in RECOGNIZE_RULES))
 def recognize(graph: Graph, context: Context) -> Graph:
     """Replaces the spelled-out forms of known functions by their ops."""
     return rewrite(graph, RECOGNIZE_RULES, context, fold=fold_node, exact=context.options.exact)

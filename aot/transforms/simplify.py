@@ -29,7 +29,7 @@ SIMPLIFY_RULES = (
 )
 
 
-@transform(takes=Level.CORE, gives=Level.CORE)
+@transform(takes=Level.CORE, gives=Level.CORE, rules=(rule.name for rule in SIMPLIFY_RULES))
 def simplify(graph: Graph, context: Context) -> Graph:
     """Folds constants into weights, cancels moves of data, and drops what does nothing."""
     return rewrite(graph, SIMPLIFY_RULES, context, fold=fold_node, exact=context.options.exact)

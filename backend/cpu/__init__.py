@@ -18,6 +18,7 @@ from aot.backend.cpu.scatter import emit_scatter
 from aot.backend.cpu.sort import emit_sort
 from aot.backend.cpu.trees import emit_trees
 from aot.backend.cpu.window import emit_window
+from aot.errors import CompilerError
 from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, ScanRoot, WindowRoot
 from aot.target import Target
 
@@ -52,6 +53,11 @@ class CpuBackend:
         if isinstance(root, ScanRoot):
             return emit_scan(kernel, isa)
         if isinstance(root, OwnedRoot):
+            if root.op not in OWNED:
+                raise CompilerError(
+                    f"the CPU backend has no emitter for {root.op} (kind {kernel.kind.value})",
+                    hint="The pass decompose writes it in simpler ops: do not disable it.",
+                )
             return OWNED[root.op](kernel, isa)
         return emit_loops(kernel, isa)
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 
+import aot.transforms
 from aot.builder import Builder
 from aot.dtypes import F32
 from aot.errors import CompilerError, OptionError, UnsupportedError
 from aot.ir import Graph, Level, live, rewire
 from aot.options import CompileOptions
-from aot.passes import Context, Pass, PassFailure, PassManager, transform, unique_names
+from aot.passes import Context, Pass, PassFailure, PassManager, check_disable, transform, unique_names
+from aot.pattern import Rule
+from aot.pipeline import PIPELINE
 from aot.text import parse_graph, print_graph
 
 
@@ -28,7 +32,7 @@ def negations(count: int = 6) -> Graph:
     return builder.finish([value])
 
 
-@transform(takes=Level.CORE, gives=Level.CORE)
+@transform(takes=Level.CORE, gives=Level.CORE, rules=("double-neg",))
 def cancel(graph: Graph, context: Context) -> Graph:
     """Removes each pair of negations that it may."""
     for node in graph.nodes:
@@ -125,9 +129,34 @@ def test_disable() -> None:
 
 def test_disable_refuses_what_makes_no_sense() -> None:
     with pytest.raises(OptionError, match="Runs of it: cancel:1, cancel:2"):
-        run([cancel, cancel], negations(), CompileOptions(disable=("cancel:3",)))
+        check_disable([cancel, cancel], ("cancel:3",))
     with pytest.raises(OptionError, match="lower_all cannot be disabled"):
-        run([lower_all], negations(), CompileOptions(disable=("lower_all",)))
+        check_disable([lower_all], ("lower_all",))
+    for entry, close in (("cancle", "cancel"), ("double_neg", "double-neg"), ("cancle:2", "cancel")):
+        with pytest.raises(OptionError, match=f"Did you mean {close}") as caught:
+            check_disable([cancel, nothing], (entry,))
+        assert caught.value.message == f"no pass and no rule {entry.partition(':')[0]!r} to disable"
+    with pytest.raises(OptionError, match="no pass and no rule 'zzz' to disable\n  hint: `aotc opt --list`"):
+        check_disable([cancel], ("zzz",))
+
+
+def test_disable_knows_passes_of_other_lists_and_rules() -> None:
+    check_disable([nothing], ("cancel", "double-neg", "nothing:1"), [cancel])
+    check_disable(PIPELINE, ("fold", "simplify:2", "in_place", "order:1", *PIPELINE[2].rules))
+    for entry in ("order:2", "in_place:1"):
+        with pytest.raises(OptionError):
+            check_disable(PIPELINE, (entry,))
+
+
+def test_every_rule_that_fires_can_be_disabled() -> None:
+    names = {name for item in PIPELINE for name in (item.name, *item.rules)}
+    asked = set()
+    for path in Path(aot.transforms.__path__[0]).glob("*.py"):
+        asked |= set(re.findall(r"\.allow\(\"(\w+)\"", path.read_text()))
+        asked |= {rule.name for rule in vars(import_module(f"aot.transforms.{path.stem}")).values()
+                  if isinstance(rule, Rule)}  # fmt: skip
+    assert {"fold", "fuse", "in_place"} <= asked
+    assert asked <= names
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 9])
