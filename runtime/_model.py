@@ -32,7 +32,10 @@ class TensorSpec(NamedTuple):
 
 
 class DimSpec(NamedTuple):
-    """A named extent that varies: inclusive bounds (`hi` None: no bound) and a divisor of its values."""
+    """A named extent that varies: inclusive bounds (`hi` None: no bound) and a divisor of its values.
+
+    Inputs outside of them raise GuardError.
+    """
 
     name: str
     lo: int
@@ -41,7 +44,11 @@ class DimSpec(NamedTuple):
 
 
 class ProgramSpec(NamedTuple):
-    """A program of the artifact. `selected`: this process runs it."""
+    """A program of the artifact: one target, and one variant (fixed extents) or "" for the general one.
+
+    `planner`: the method that placed its buffers. `supported`: this CPU runs its code. `selected`: this process runs
+    it. `kernels` are distinct functions, `steps` are launches in a run.
+    """
 
     target: str
     variant: str
@@ -54,7 +61,12 @@ class ProgramSpec(NamedTuple):
 
 
 class Model:
-    """An artifact that is ready to run; made by `aot.load`."""
+    """An artifact that is ready to run; made by `aot.load`.
+
+    Any number of threads may run it at once: each run in progress has an arena and plans of its own, and keeps them
+    for later runs. `inputs` and `outputs` are a TensorSpec for each, in the order of the model. Memory goes when the
+    model is collected, or at `close`; as a context manager it closes itself. After that every use raises RunError.
+    """
 
     def __init__(
         self,
@@ -195,7 +207,7 @@ class Model:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that idle sessions hold: arenas, scratch memory, plans."""
+        """Bytes that runs left behind for later ones: arenas, scratch memory, plans."""
         return sum(int(self._lib.aot_session_memory_bytes(session)) for session in list(self._idle))
 
     @property
@@ -237,7 +249,9 @@ class Model:
 
         Inputs are numpy arrays, torch CPU tensors or anything with __dlpack__, row-major; none is copied.
         Outputs are new numpy arrays, or the arrays given in `outputs`, which may name only some.
-        Raises GuardError for an input that does not fit, RunError after `timeout_seconds`.
+        `timeout_seconds` is looked at between steps. The GIL is free during a run.
+        Raises GuardError for an input or output whose name, dtype, shape or strides do not fit, or that overlap;
+        RunError after `timeout_seconds` and where memory is short.
         """
         if timeout_seconds is not None and (
             not isinstance(timeout_seconds, int | float) or timeout_seconds != timeout_seconds
@@ -248,7 +262,7 @@ class Model:
         return dict(zip(self._output_names, results, strict=True))
 
     def __call__(self, *arrays: Any) -> Any:
-        """Runs with inputs in their order; returns the one output, or a tuple of all."""
+        """Runs with inputs in their order; returns the one output, or a tuple of all. Raises as `run`."""
         if len(arrays) != len(self._input_names):
             raise GuardError(
                 f"expected {len(self._input_names)} inputs ({', '.join(self._input_names)}), got {len(arrays)}"
@@ -346,7 +360,11 @@ class Model:
         return results
 
     def reserve(self, **dims: int) -> int:
-        """Makes the plan and memory for given values of the model's dims ahead of time. Returns the arena's bytes."""
+        """Makes the plan and memory for given values of the model's dims ahead of time. Returns the arena's bytes.
+
+        For one run at a time: each further run in progress makes its own. Raises GuardError for a value that the
+        artifact was not built for, RunError where a dim is not given.
+        """
         for name, value in dims.items():
             if not isinstance(value, int) or value not in _I64:
                 raise GuardError(f"expected a whole number below 2**63, got {value!r}", where=name)
@@ -362,9 +380,9 @@ class Model:
             self._idle.append(session)
 
     def profile(self, inputs: Mapping[str, Any], repeats: int = 10) -> list[tuple[str, tuple[str, ...], float]]:
-        """The median seconds of every step: (kernel label, nodes of the model, seconds), in order.
+        """The median seconds of every step over `repeats` runs: (kernel label, nodes of the model, seconds), in order.
 
-        A barrier follows every step, so the sum is a little more than a run takes.
+        A barrier follows every step, so the sum is a little more than a run takes. Raises as `run`.
         """
         given = self._given(inputs)
         session = self._new_session(_PROFILE)
