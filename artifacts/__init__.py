@@ -94,6 +94,7 @@ class Artifact:
 
     @property
     def size_bytes(self) -> int:
+        """Of the file, without external weights."""
         return len(self.data)
 
     @property

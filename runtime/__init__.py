@@ -6,9 +6,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from aot.runtime._library import prefix
 from aot.runtime._model import DimSpec, Model, ProgramSpec, TensorSpec
 
-__all__ = ["DimSpec", "Model", "ProgramSpec", "TensorSpec", "load", "target_supported"]
+__all__ = ["DimSpec", "Model", "ProgramSpec", "TensorSpec", "load", "prefix", "target_supported"]
 
 
 def load(

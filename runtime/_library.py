@@ -216,7 +216,7 @@ def _find() -> str:
 
 
 def prefix() -> Path:
-    """The folder that holds include/ and lib/: a CMake prefix."""
+    """The folder that holds include/aot, lib/, lib/cmake and lib/pkgconfig, for programs in C and C++."""
     # An editable install keeps the sources and the library in different folders; finding the latter costs more
     # than all of this package's imports together.
     from importlib.resources import files
@@ -252,6 +252,34 @@ def library() -> ctypes.CDLL:
         function.restype = result
         function.argtypes = arguments
     return lib
+
+
+@cache
+def caller_type() -> Any:
+    """The class of the small extension module beside the library, which shortens calls; None where it is missing.
+
+    It is built where Python's headers are found, and any Python with the stable ABI loads it.
+    """
+    from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
+    from importlib.util import module_from_spec, spec_from_loader
+
+    path = os.path.join(os.path.dirname(_find()), "aot_call.abi3.so")
+    if ".abi3.so" not in EXTENSION_SUFFIXES or not os.path.exists(path):
+        return None  # a Python without the stable ABI, such as a free-threaded one
+    loader = ExtensionFileLoader("aot_call", path)
+    spec = spec_from_loader("aot_call", loader)
+    assert spec is not None
+    try:
+        module = module_from_spec(spec)
+        loader.exec_module(module)
+    except ImportError:
+        return None
+    return module.Caller
+
+
+def address(function: Any) -> int:
+    """Where a function of the library is."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def new_error() -> Error:
