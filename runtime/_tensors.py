@@ -94,13 +94,13 @@ def _address(capsule: Any) -> int:
 
 
 def _numpy_view(name: str, array: Any, writable: bool) -> View:
+    try:
+        capsule = array.__dlpack__()  # ten times faster than reading its attributes
+        return View(_get_pointer(capsule, b"dltensor"), array.shape, capsule)
+    except (BufferError, AttributeError, RuntimeError, ValueError):
+        pass  # read-only, or an element type that numpy's DLPack does not know
     if writable and not array.flags.writeable:
         raise GuardError("the output array is read-only", where=name, hint="Give an array that can be written to.")
-    try:
-        capsule = array.__dlpack__()  # three times faster than reading its attributes
-        return View(_address(capsule), array.shape, capsule)
-    except (BufferError, AttributeError, RuntimeError):
-        pass  # read-only, or an element type that numpy's DLPack does not know
     numpy_dtype = array.dtype
     if numpy_dtype.name not in _BY_NUMPY or not numpy_dtype.isnative:
         raise GuardError(
@@ -152,6 +152,41 @@ def _filled(
     tensor.shape = pointer
     tensor.strides = ctypes.cast(ctypes.addressof(extents) + 8 * rank, ctypes.POINTER(ctypes.c_int64))
     return View(ctypes.addressof(tensor), shape, (tensor, extents, owner))
+
+
+def type_name(tensor: Tensor) -> str:
+    """The name of a tensor's element type, such as "f32"."""
+    found = (name for name, (_, code, bits) in DTYPES.items() if (code, bits) == (tensor.dtype_code, tensor.dtype_bits))
+    return next(found, "an unknown element type")
+
+
+def copy_into(name: str, to: View, source: Tensor) -> None:
+    """Copies a row-major tensor in CPU memory into an output that the caller gave, which must fit it."""
+    target = Tensor.from_address(to.address)
+    shape = tuple(source.shape[axis] for axis in range(source.rank))
+    if to.shape != shape:
+        raise GuardError(
+            f"expected shape {list(shape)}, got {list(to.shape)}",
+            where=name,
+            hint="The shape depends on what the inputs hold: leave it out of `outputs` to get a new array.",
+        )
+    if type_name(target) != type_name(source):
+        raise GuardError(
+            f"expected element type {type_name(source)}, got {type_name(target)}",
+            where=name,
+            hint="Give an array of that element type.",
+        )
+    if target.device_type != 1:
+        raise GuardError("expected an array in CPU memory", where=name, hint="Leave it out and copy the result.")
+    if 0 in shape:
+        return
+    step = 1
+    for axis in reversed(range(len(shape))):
+        if target.strides and shape[axis] != 1 and target.strides[axis] != step:
+            raise GuardError("the array is not row-major", where=name, hint="Make the array contiguous first.")
+        step *= shape[axis]
+    size_bytes = step * source.dtype_bits // 8
+    ctypes.memmove(target.data + target.byte_offset, source.data + source.byte_offset, size_bytes)
 
 
 def numpy_dtype(name: str) -> Any:
