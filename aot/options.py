@@ -39,14 +39,21 @@ class DimRange(NamedTuple):
 class CompileOptions:
     """Everything that a user can ask of a build.
 
-    targets: `backend` or `backend:architecture`; a bare backend means its default architectures.
-    dims: bounds for symbolic dimensions. variants: one specialized program each, tried in this order
-    before the general one. precision: of float arithmetic. exact: forbid reassociation and fused
-    multiply-add across ops. weights: where packed constants live. strip_debug: leave IR text and
-    kernel sources out. disable: passes (`NAME`, `NAME:n` for its n-th run) or rewrite rules to skip.
-    bisect: only the first so many rewrites fire. dump_dir: numbered IR text after each pass.
-    cache_dir: compiled kernels by content. jobs: parallel compilers (None: one per core).
-    c_compiler: the command to compile kernels with ("": search).
+    `targets`: "backend" or "backend:architecture"; a bare backend means its default architectures.
+    `dims`: bounds for symbolic dimensions.
+    `variants`: one specialized program each, tried in this order before the general one.
+    `precision`: of float arithmetic; "fp32".
+    `exact`: forbid reassociation and fused multiply-add across ops.
+    `weights`: where packed constants live; "embedded", "external" or "none".
+    `strip_debug`: leave IR text and kernel sources out.
+    `disable`: passes ("NAME", "NAME:n" for its n-th run) or rewrite rules to skip.
+    `bisect`: only the first so many rewrites fire.
+    `dump_dir`: numbered IR text after each pass.
+    `cache_dir`: the folder of compiled kernels, by content; None: compile every kernel.
+    `jobs`: parallel compilers; None: one per core.
+    `c_compiler`: the command to compile kernels with; "": search.
+
+    Raises OptionError for values that make no sense.
     """
 
     targets: tuple[str, ...] = ("cpu",)
