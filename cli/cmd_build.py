@@ -22,7 +22,8 @@ from aot.cli.common import (
     seconds_text,
     wants,
 )
-from aot.cli.feeds import DimType
+from aot.cli.feeds import DimType, generic
+from aot.cli.fusion import fusion_of, print_fusion
 from aot.errors import OptionError
 from aot.options import PRECISIONS, WEIGHTS, CompileOptions, DimRange, combine_variants, parse_variant_option
 
@@ -63,6 +64,7 @@ class VariantType(click.ParamType[tuple[str, tuple[int, ...]]]):
 @click.option("--jobs", type=int, metavar="N", help="Parallel compilers. Default: one per core.")
 @click.option("--cache", "cache_dir", type=click.Path(path_type=Path), envvar="AOTC_CACHE", help="Compiled kernels.")
 @click.option("--cc", "c_compiler", default="", envvar="AOTC_CC", metavar="CMD", help="C compiler. Default: search.")
+@click.option("--explain-fusion", is_flag=True, help="Also tell what was fused, what was not, and why.")
 @click.option("--check", is_flag=True, help="Only say whether every op is supported; build nothing.")
 @common_options
 def command(
@@ -81,6 +83,7 @@ def command(
     jobs: int | None,
     cache_dir: Path | None,
     c_compiler: str,
+    explain_fusion: bool,
     check: bool,
 ) -> None:
     """Compile MODEL (an ONNX file) into one artifact.
@@ -119,7 +122,7 @@ def command(
         artifact = driver.compile(model, options=options, progress=tell, external_name=external)
         tell("write", str(path))
         artifact.save(path)
-    report_build(model, path, artifact, external)
+    report_build(model, path, artifact, external, explain_fusion)
 
 
 def default_cache() -> Path:
@@ -141,9 +144,10 @@ def report_check(model: Path, unsupported: Sequence[Any]) -> int:
     return ERROR if unsupported else 0
 
 
-def report_build(model: Path, path: Path, artifact: Any, external: str) -> None:
-    """Prints what a build did."""
+def report_build(model: Path, path: Path, artifact: Any, external: str, explain: bool) -> None:
+    """Prints what a build did. `explain`: also what it fused, of the general program for the best target."""
     meta, report = artifact.meta, artifact.report
+    fusion = fusion_of(meta, generic(artifact.programs)) if explain else None
     figures, seconds = dict(meta.get("build", {})), dict(report.seconds)
     if wants("json"):
         document = {
@@ -156,10 +160,14 @@ def report_build(model: Path, path: Path, artifact: Any, external: str) -> None:
             "fusion_refusals": meta.get("fusion_refusals", []),
             "targets": [program.target for program in artifact.programs],
         }
-        print_json(document | ({"external": str(path.with_name(external))} if external else {}))
+        document |= {"external": str(path.with_name(external))} if external else {}
+        print_json(document | ({"fusion": fusion} if fusion is not None else {}))
         return
     facts = build_facts(model, path, artifact, external)
     print_facts([*facts, *typical_shape(artifact), ("time", time_text(seconds))])
+    if fusion is not None:
+        click.echo()
+        print_fusion(fusion)
     for text in report.notes:
         note(text)
 

@@ -22,6 +22,7 @@ from aot.cli.common import (
     write_text,
 )
 from aot.cli.feeds import DimType, extents
+from aot.cli.fusion import fusion_of, print_fusion
 from aot.cli.loading import open_artifact
 from aot.cli.memory_plan import memory_plan, summary, svg, text_bars
 from aot.errors import OptionError
@@ -38,7 +39,7 @@ def _views(function: Callable[..., Any]) -> Callable[..., Any]:
         "memory": "Where each buffer lies and how long it lives.",
         "kernels": "Kernels, their schedules and the user's nodes in them.",
         "guards": "The rules that inputs must keep.",
-        "fusion": "Rewrites and fusions that did not happen, with the reason.",
+        "fusion": "What was fused, what was not, and why.",
         "weights": "Weights of the model, and the constants packed from them.",
     }
     for name in reversed(VIEWS):
@@ -180,9 +181,7 @@ def print_view(view: str, artifact: Any, program: Program, dims: Sequence[DimRan
         if not program.guards:
             click.echo("no rules beyond the types of the inputs")
     elif view == "fusion":
-        refusals = artifact.meta.get("fusion_refusals", [])
-        print_table(("rule", "node", "why not"), refusals)
-        click.echo(f"{len(refusals)} rewrites were possible by form and did not happen")
+        print_fusion(fusion_of(artifact.meta, program))
     else:
         weights = weights_json(program)
         print_table(
@@ -215,10 +214,7 @@ def view_json(view: str, artifact: Any, program: Program, dims: Sequence[DimRang
     if view == "guards":
         return guard_lines(program)
     if view == "fusion":
-        return [
-            dict(zip(("rule", "where", "reason"), item, strict=True))
-            for item in artifact.meta.get("fusion_refusals", [])
-        ]
+        return plain(fusion_of(artifact.meta, program))
     return weights_json(program)
 
 

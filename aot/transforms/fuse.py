@@ -250,13 +250,13 @@ class _Fuser:
             if cluster.reduced is not None and not self._outputs_fit_rows(producer, consumer):
                 return "an output has neither the row's shape nor the reduced shape"
         if not self._is_convex(producer, consumer):
-            return "another kernel lies between them"
+            return "a third kernel reads the first and is read by the second"
         return None
 
     def _why_not_kinds(self, producer: _Cluster, consumer: _Cluster, values: Sequence[Value]) -> str | None:
         if producer.root is not None:
             if consumer.reduced is not None:
-                return "a reduction after a loop nest of another kind"
+                return "the second reduces whole rows, which the first makes in blocks"
             if any(node.op in _MOVING_READS or node.op in _EXPENSIVE_GATHERS for node in consumer.nodes):
                 return "the consumer reads at other places than it writes"
             if any(value.type.shape != producer.domain for value in values) or consumer.domain != producer.domain:
@@ -267,9 +267,9 @@ class _Fuser:
             if consumer.root.op in POOLS:
                 return "the window would compute the producer once per tap"
             if any(value in operands for value in values):
-                return "the loop nest reads its operand from memory"
+                return "the second reads its operand from memory, block by block"
             if producer.reduced is not None:
-                return "a reduction before a loop nest's epilogue"
+                return "the first reduces whole rows, which the second does not have at hand"
             if any(not _fits(node.outputs[0].type.shape, consumer.domain) for node in producer.nodes):
                 return "the producer has another shape"
             return None

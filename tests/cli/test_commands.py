@@ -249,7 +249,7 @@ def test_views(artifact: Path) -> None:
         "plan": ["launch 0 @k_matmul(b0, b1, b2) dims=[N] ; fc", "buf 3 spare: arena 12*N bytes above 2 steps 1..1"],
         "kernels": ["tile 6x4", "act[0]", "k_relu"],
         "guards": ["x axis 0 is N in 1..64", "x axis 1 == 4"],
-        "fusion": ["the product has another user", "1 rewrites were possible"],
+        "fusion": ["the product has another user", "1 x matmul-relu: ", "alone: 2 kernels"],
         "weights": ["fc.weight", "f32[4, 3]", "source"],
     }
     for view, parts in expected.items():
@@ -260,7 +260,8 @@ def test_views(artifact: Path) -> None:
     found = document("inspect", artifact, *(f"--{view}" for view in expected))
     assert set(found) == set(expected)
     assert found["kernels"][1]["nodes"] == ["act[0]"]
-    assert found["fusion"] == [dict(zip(("rule", "where", "reason"), META["fusion_refusals"][0], strict=True))]  # type: ignore[index]
+    rule, _, reason = META["fusion_refusals"][0]  # type: ignore[misc]
+    assert found["fusion"]["not_rewritten"] == [{"what": rule, "reason": reason, "places": ["act[0]"]}]
     assert found["weights"]["constants"][0]["sources"] == ["fc.weight"]
 
 

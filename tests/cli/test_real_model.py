@@ -91,7 +91,7 @@ def test_wrong_input_is_named(folder: Path) -> None:
 def test_inspect(folder: Path) -> None:
     views = ("--plan", "--memory", "--kernels", "--guards", "--fusion", "--weights")
     text = invoke("inspect", folder / "out.aot", *views, "--svg", folder / "plan.svg", "--dim", "batch=4").stdout
-    for part in ("launch 0", "arena ", "window", "image axis 1 == 1", "why not", "stem.conv.weight"):
+    for part in ("launch 0", "arena ", "window", "image axis 1 == 1", "not fused: 11 pairs", "stem.conv.weight"):
         assert part in text
     found = document("inspect", folder / "out.aot", *views)
     memory = found["memory"]
