@@ -260,7 +260,7 @@ def test_views(artifact: Path) -> None:
     found = document("inspect", artifact, *(f"--{view}" for view in expected))
     assert set(found) == set(expected)
     assert found["kernels"][1]["nodes"] == ["act[0]"]
-    rule, _, reason = META["fusion_refusals"][0]  # type: ignore[misc]
+    rule, _, reason = META["fusion_refusals"][0]  # type: ignore[index]
     assert found["fusion"]["not_rewritten"] == [{"what": rule, "reason": reason, "places": ["act[0]"]}]
     assert found["weights"]["constants"][0]["sources"] == ["fc.weight"]
 
