@@ -159,9 +159,67 @@ class Guard:
     expected: Dim = 0
 
 
+class FlowOp(IntEnum):
+    """What a step of a flow does. Slots are numbered tensors; a slot names memory, and several may share it."""
+
+    CALL = 0  # run block `block`: `inputs` to `outputs`
+    READ = 1  # symbols[0] takes element `element` of inputs[0]; without symbols the element must equal dims[0]
+    CHECK = 2  # dims[0] >= dims[1]; with `exact`, dims[0] == dims[1]
+    ALIAS = 3  # outputs[0] is the memory of inputs[0] in its own shape: its start, or with `exact` all of it
+    MOVE = 4  # every output becomes the input beside it, all at once
+    MATCH = 5  # per axis of inputs[0]: symbols[axis] takes the extent, or where that is -1 the extents must agree
+    CLEAR = 6  # outputs[0] becomes empty, to be appended to
+    APPEND = 7  # inputs[0] is copied behind the last entry of outputs[0] along its first axis
+    IF = 8  # bodies[0] where the bool inputs[0] holds, else bodies[1]
+    LOOP = 9  # bodies[0] at most inputs[0] (-1: any number of) times while the bool inputs[1] (-1: always) holds;
+    # outputs[0] holds the number of the iteration
+
+
+@dataclass(frozen=True, slots=True)
+class FlowStep:
+    """One step between blocks; which fields an op reads is said at FlowOp.
+
+    `drops` are slots that nothing reads afterwards. `clamp`: READ takes the nearest number that the symbol
+    allows instead of refusing others. `where` names the user's node.
+    """
+
+    op: FlowOp
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    block: int = 0
+    element: int = 0
+    symbols: tuple[int, ...] = ()
+    dims: tuple[Dim, ...] = ()
+    exact: bool = False
+    clamp: bool = False
+    bodies: tuple[tuple[FlowStep, ...], ...] = ()
+    drops: tuple[int, ...] = ()
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """How a program with control flow, or with sizes that depend on data, runs its blocks.
+
+    A block is a program of its own, without a flow; `environments` say for each which of this program's
+    symbols are its symbols. `slots` are the tensors between blocks, the first ones the program's inputs;
+    `results` are the slots of the outputs. The last `unbacked` symbols are not bound by inputs.
+    """
+
+    slots: tuple[Port, ...]
+    steps: tuple[FlowStep, ...]
+    results: tuple[int, ...]
+    blocks: tuple[Program, ...]
+    environments: tuple[tuple[int, ...], ...]
+    unbacked: int
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A complete plan for one target and variant. `code` is the blob that holds every kernel."""
+    """A complete plan for one target and variant. `code` is the blob that holds every kernel.
+
+    A program with a `flow` has no buffers and steps of its own: its blocks have them.
+    """
 
     target: str
     variant: str
@@ -179,3 +237,9 @@ class Program:
     peak_bytes: Dim = 0
     lower_bound_bytes: Dim = 0
     planner: str = ""  # which method placed the buffers, and whether the peak is proved minimal
+    flow: Flow | None = None
+
+    @property
+    def parts(self) -> tuple[Program, ...]:
+        """The programs that hold kernels: the blocks of the flow, or this one."""
+        return self.flow.blocks if self.flow is not None else (self,)

@@ -12,7 +12,7 @@ from pathlib import Path
 from aot import dtypes
 from aot.artifacts import layout
 from aot.artifacts.layout import Field, Record, Section
-from aot.program import GuardKind, RecipeOp, Space
+from aot.program import FlowOp, GuardKind, RecipeOp, Space
 
 PATH = Path(__file__).resolve().parent.parent / "runtime" / "src" / "format.h"
 _C_TYPES = {
@@ -82,9 +82,11 @@ def header_text() -> str:
         _enum("constant_flag", layout.ConstantFlag),
         _enum("step_flag", layout.StepFlag),
         _enum("symbol_flag", layout.SymbolFlag),
+        _enum("flow_flag", layout.FlowFlag),
         _enum("space", Space),
         _enum("guard_kind", GuardKind),
         _enum("recipe_op", RecipeOp),
+        _enum("flow_op", FlowOp),
         f"inline const char *section_name(uint32_t kind) {{\n    switch (kind) {{\n{names}"
         '    default: return "unknown section";\n    }\n}\n',
         f"// Bytes of a record of a section; 0 for a section of plain bytes.\n"

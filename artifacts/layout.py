@@ -13,7 +13,7 @@ from typing import Any
 
 MAGIC = b"AOTC\r\n\x1a\n"  # as PNG does: a transfer that rewrites line ends is caught at once
 MAJOR = 1
-MINOR = 0
+MINOR = 1
 WEIGHTS_ALIGN_BYTES = 4096
 SECTION_ALIGN_BYTES = 64
 CONSTANT_ALIGN_BYTES = 64
@@ -45,6 +45,7 @@ class Section(IntEnum):
     META = 18
     SELF_TEST = 19
     DEBUG = 20
+    FLOW = 21
 
 
 class SectionFlag(IntEnum):
@@ -86,6 +87,11 @@ class ConstantFlag(IntEnum):
 
 class StepFlag(IntEnum):
     BARRIER = 1
+
+
+class FlowFlag(IntEnum):
+    EXACT = 1
+    CLAMP = 2
 
 
 class SymbolFlag(IntEnum):
@@ -296,11 +302,36 @@ RECORDS = (
         ("steps", Section.STEPS),
         ("code_offset", "u64", "in the code section"),
         ("code_bytes", "u64"),
+        ("flow", Section.FLOW, "empty: the program's own steps run"),
+        ("slots", Section.PORTS, "of the flow; the first are the inputs"),
+        ("results", "integers", "the slot of each output"),
+        ("blocks", "integers", "the programs that the flow calls"),
+        ("environment", "integers", "of a block: which symbols of its flow's program are its own"),
+        ("unbacked", "u32", "how many symbols, at the end, no input binds"),
+        ("is_block", "u32", "1: only a flow runs it"),
+    ),
+    _record(
+        "FlowEntry",
+        Section.FLOW,
+        ("op", "u32", "FlowOp"),
+        ("flags", "u32", "FlowFlag"),
+        ("block", "u32"),
+        ("element", "u32"),
+        ("inputs", "integers", "slots"),
+        ("outputs", "integers", "slots"),
+        ("symbols", "integers", "-1: none"),
+        ("dims", "dims"),
+        ("first", Section.FLOW, "bodies lie before the step that has them"),
+        ("second", Section.FLOW),
+        ("drops", "integers", "slots"),
+        ("where", "str"),
+        ("reserved", "u32"),
     ),
 )
 RECORD_OF = {record.section: record for record in RECORDS}
 
 OPTIONAL_SECTIONS = frozenset({Section.META, Section.SELF_TEST, Section.DEBUG})
+LATER_SECTIONS = frozenset({Section.FLOW})  # absent from files that do not need them, so older readers take those
 TREE_SECTIONS = frozenset({Section.CODE, Section.WEIGHTS, Section.SELF_TEST, Section.DEBUG})  # the large ones
 BYTE_SECTIONS = frozenset(
     {Section.STRINGS, Section.CODE, Section.WEIGHTS, Section.META, Section.SELF_TEST, Section.DEBUG}

@@ -15,7 +15,16 @@ import numpy as np
 
 from aot import dtypes
 from aot.artifacts import dim_code, layout
-from aot.artifacts.layout import ConstantFlag, Record, Section, SectionFlag, StepFlag, SymbolFlag, WeightsMode
+from aot.artifacts.layout import (
+    ConstantFlag,
+    FlowFlag,
+    Record,
+    Section,
+    SectionFlag,
+    StepFlag,
+    SymbolFlag,
+    WeightsMode,
+)
 from aot.artifacts.write import header_digest, section_digest
 from aot.dims import Dim, Symbol
 from aot.dtypes import DType
@@ -25,6 +34,9 @@ from aot.program import (
     Argument,
     Buffer,
     Constant,
+    Flow,
+    FlowOp,
+    FlowStep,
     Guard,
     GuardKind,
     KernelCode,
@@ -125,7 +137,7 @@ def _check_sections(
     if end != len(data):
         damaged("bytes behind the last section", "file", end)
     for kind in Section:
-        if kind not in layout.OPTIONAL_SECTIONS and kind not in entries:
+        if kind not in layout.OPTIONAL_SECTIONS | layout.LATER_SECTIONS and kind not in entries:
             damaged(f"section {kind.name.lower()} is missing", "section table", offset)
     return entries
 
@@ -172,6 +184,8 @@ class Reader:
     def _records(self, record: Record) -> list[dict[str, Any]]:
         """Every record of a section as a dict; runs become (first, count)."""
         assert record.section is not None
+        if record.section not in self.entries:
+            return []
         entry = self.entries[record.section]
         packing = record.struct
         shared = min(packing.size, entry.entry_bytes)
@@ -195,7 +209,7 @@ class Reader:
             self.fail(section, f"{where} {value} is not a dimension")
         if isinstance(kind, Section) or kind in ("integers", "dims", "strings"):
             target = kind if isinstance(kind, Section) else Section.INTEGERS
-            if value[0] + value[1] > self.entries[target].count:
+            if value[0] + value[1] > (self.entries[target].count if target in self.entries else 0):
                 self.fail(section, f"{where} {value} is outside section {target.name.lower()}")
         if name == "reserved" and value:
             self.fail(section, f"{where} is not zero")
@@ -230,11 +244,13 @@ class Reader:
         return dtypes.BY_NUMBER[number]
 
     def programs(self) -> tuple[Program, ...]:
-        """Every program of the artifact."""
+        """Every program of the artifact, blocks inside the programs that call them."""
         rows = self.tables[Section.PROGRAMS]
-        if not rows:
+        if not rows or rows[0]["is_block"]:
             self.fail(Section.PROGRAMS, "there is no program")
-        return tuple(_ProgramReader(self, row, number).program() for number, row in enumerate(rows))
+        return tuple(
+            _ProgramReader(self, row, number).program() for number, row in enumerate(rows) if not row["is_block"]
+        )
 
     def constant_bytes(self, row: dict[str, Any]) -> memoryview:
         """The packed bytes of an embedded constant."""
@@ -323,7 +339,68 @@ class _ProgramReader:
             peak_bytes=self.dim(row["peak_bytes"]),
             lower_bound_bytes=self.dim(row["lower_bound_bytes"]),
             planner=reader.text(row["planner"]),
+            flow=self.flow(len(inputs), len(outputs)) if row["flow"][1] else None,
         )
+
+    def flow(self, input_count: int, output_count: int) -> Flow:
+        """The flow, whose blocks are read with it."""
+        slots = self.ports("slots")
+        if len(slots) < input_count or self.row["unbacked"] > len(self.symbols) or self.row["is_block"]:
+            self.reader.fail(Section.PROGRAMS, "the flow does not fit its program")
+        results = self.reader.values(self.row["results"])
+        if len(results) != output_count:
+            self.reader.fail(Section.PROGRAMS, "not every output has a slot")
+        self.slots_exist(results, len(slots))
+        blocks, environments = [], []
+        table = self.reader.tables[Section.PROGRAMS]
+        for number in self.reader.values(self.row["blocks"]):
+            if not 0 <= number < len(table) or not table[number]["is_block"]:
+                self.reader.fail(Section.PROGRAMS, f"program {number} is no block")
+            environment = self.reader.values(table[number]["environment"])
+            for symbol in environment:
+                if not 0 <= symbol < len(self.symbols):
+                    self.reader.fail(Section.PROGRAMS, f"symbol {symbol} does not exist")
+            blocks.append(_ProgramReader(self.reader, table[number], number).program())
+            if len(blocks[-1].symbols) != len(environment):
+                self.reader.fail(Section.PROGRAMS, "not every symbol of a block has a value")
+            environments.append(environment)
+        steps = self.flow_steps(self.row["flow"], len(self.reader.tables[Section.FLOW]), len(slots), blocks)
+        return Flow(slots, steps, results, tuple(blocks), tuple(environments), self.row["unbacked"])
+
+    def slots_exist(self, numbers: Sequence[int], count: int) -> None:
+        for number in numbers:
+            if not -1 <= number < count:
+                self.reader.fail(Section.FLOW, f"slot {number} does not exist, there are {count}")
+
+    def flow_steps(
+        self, run: tuple[int, int], before: int, slots: int, blocks: Sequence[Program]
+    ) -> tuple[FlowStep, ...]:
+        """The steps of a run of records, which must end before record `before`, so that bodies cannot contain themselves."""
+        if run[1] and run[0] + run[1] > before:
+            self.reader.fail(Section.FLOW, f"a body {run} does not lie before its step")
+        found = []
+        for number, r in enumerate(self.reader.run(Section.FLOW, run), run[0]):
+            op = self.reader.choice(Section.FLOW, FlowOp, r["op"])
+            inputs, outputs = self.reader.values(r["inputs"]), self.reader.values(r["outputs"])
+            drops, symbols = self.reader.values(r["drops"]), self.reader.values(r["symbols"])
+            self.slots_exist((*inputs, *outputs, *drops), slots)
+            for symbol in symbols:
+                if not -1 <= symbol < len(self.symbols):
+                    self.reader.fail(Section.FLOW, f"symbol {symbol} does not exist")
+            if op == FlowOp.CALL:
+                self.index(Section.FLOW, r["block"], len(blocks), "block")
+            bodies = tuple(
+                self.flow_steps(body, number, slots, blocks)
+                for body in (r["first"], r["second"])[: {FlowOp.IF: 2, FlowOp.LOOP: 1}.get(op, 0)]
+            )
+            flags, dims = r["flags"], self.dim_list(r["dims"])
+            found.append(
+                FlowStep(
+                    op, inputs, outputs, r["block"], r["element"], symbols, dims, bool(flags & FlowFlag.EXACT),
+                    bool(flags & FlowFlag.CLAMP), bodies, drops, self.reader.text(r["where"]),
+                )
+            )  # fmt: skip
+        return tuple(found)
 
     def guards(self, inputs: Sequence[Port]) -> Iterator[Guard]:
         for r in self.reader.run(Section.GUARDS, self.row["guards"]):

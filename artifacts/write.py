@@ -12,11 +12,11 @@ import numpy as np
 
 from aot import dtypes, recipe
 from aot.artifacts import dim_code, layout, safetensors
-from aot.artifacts.layout import ConstantFlag, Section, SectionFlag, StepFlag, SymbolFlag, WeightsMode
+from aot.artifacts.layout import ConstantFlag, FlowFlag, Section, SectionFlag, StepFlag, SymbolFlag, WeightsMode
 from aot.dims import Dim, Symbol
 from aot.errors import CompilerError, OptionError
 from aot.ir import Array
-from aot.program import Constant, Port, Program, RecipeOp, RecipeStep
+from aot.program import Constant, FlowStep, Port, Program, RecipeOp, RecipeStep
 
 Weights = Literal["embedded", "external", "none"]
 _MODES = {"embedded": WeightsMode.EMBEDDED, "external": WeightsMode.EXTERNAL, "none": WeightsMode.NONE}
@@ -50,16 +50,32 @@ def write(
     else:
         external_name = ""
     tables = _Tables(_MODES[weights], external_name, offsets)
+    for number, block in enumerate(_blocks(programs), len(programs)):
+        tables.block_numbers[id(block)] = number
     for program in programs:
         tables.add_program(program)
+    for program in programs:
+        for block, environment in zip(*_called(program), strict=True):
+            tables.add_program(block, environment)
     sections = tables.sections()
     sections[Section.META] = _json(meta)
     if self_test is not None:
         sections[Section.SELF_TEST] = safetensors.write(self_test)[0]
     if debug is not None:
-        sources = [{kernel.symbol: kernel.source for kernel in program.kernels} for program in programs]
+        stored = (*programs, *_blocks(programs))
+        sources = [{kernel.symbol: kernel.source for kernel in program.kernels} for program in stored]
         sections[Section.DEBUG] = _json({"kernels": sources, "texts": dict(debug)})
     return assemble(sections), external_name, external
+
+
+def _called(program: Program) -> tuple[tuple[Program, ...], tuple[tuple[int, ...], ...]]:
+    """The blocks of a program's flow, and their environments."""
+    return (program.flow.blocks, program.flow.environments) if program.flow is not None else ((), ())
+
+
+def _blocks(programs: Sequence[Program]) -> tuple[Program, ...]:
+    """The blocks of all programs, in the order in which they are stored behind the programs."""
+    return tuple(block for program in programs for block in _called(program)[0])
 
 
 def _json(value: Any) -> bytes:
@@ -70,7 +86,7 @@ def _needed_sources(programs: Sequence[Program]) -> dict[str, Array]:
     """The source tensors that recipes of non-embedded constants read, by name."""
     found: dict[str, Array] = {}
     digests: dict[str, str] = {}
-    for program in programs:
+    for program in (*programs, *_blocks(programs)):
         for constant in program.constants:
             if constant.always_embedded:
                 continue
@@ -102,6 +118,7 @@ class _Tables:
         self.code = bytearray()
         self.code_offsets: dict[bytes, int] = {}
         self.source_hashes: dict[str, bytes] = {}
+        self.block_numbers: dict[int, int] = {}  # by identity: two blocks may be equal
 
     def add(self, section: Section, rows: Iterable[tuple[Any, ...]]) -> tuple[int, int]:
         """Appends records; returns the run that holds them."""
@@ -121,7 +138,8 @@ class _Tables:
     def dim_list(self, dims: Iterable[Dim]) -> tuple[int, ...]:
         return tuple(map(self.dim, dims))
 
-    def add_program(self, program: Program) -> None:
+    def add_program(self, program: Program, environment: tuple[int, ...] | None = None) -> None:
+        """Adds a program; `environment` is given for a block."""
         self.numbers = {symbol: number for number, symbol in enumerate(program.symbols)}
         symbols = self.add(
             Section.SYMBOLS,
@@ -155,6 +173,8 @@ class _Tables:
             flags = StepFlag.BARRIER if step.barrier else 0
             counts = (self.dim(step.scratch_bytes), self.dim(step.flops), self.dim(step.bytes_moved))
             steps.append((step.kernel, flags, arguments, self.dim_list(step.dims), *counts, 0, step.locs))
+        flow = program.flow
+        called = tuple(self.block_numbers[id(block)] for block in _called(program)[0])
         self.add(
             Section.PROGRAMS,
             [
@@ -179,9 +199,27 @@ class _Tables:
                     self.add(Section.STEPS, steps),
                     self._code(program.code),
                     len(program.code),
+                    self._flow(flow.steps) if flow is not None else (0, 0),
+                    self.add(Section.PORTS, map(self._port, flow.slots if flow is not None else ())),
+                    flow.results if flow is not None else (),
+                    called,
+                    environment or (),
+                    flow.unbacked if flow is not None else 0,
+                    int(environment is not None),
                 )
             ],
         )
+
+    def _flow(self, steps: Sequence[FlowStep]) -> tuple[int, int]:
+        """The records of a flow's steps; those of a body come before the step that has it."""
+        rows = []
+        for step in steps:
+            bodies = [self._flow(body) for body in step.bodies]
+            first, second = (*bodies, (0, 0), (0, 0))[:2]
+            flags = (FlowFlag.EXACT if step.exact else 0) | (FlowFlag.CLAMP if step.clamp else 0)
+            numbers = (step.inputs, step.outputs, step.symbols, self.dim_list(step.dims))
+            rows.append((step.op, flags, step.block, step.element, *numbers, first, second, step.drops, step.where, 0))
+        return self.add(Section.FLOW, rows)
 
     def _port(self, port: Port) -> tuple[Any, ...]:
         if port.type.layout:
@@ -272,6 +310,9 @@ class _Tables:
             result[record.section] = b"".join(rows)
         result[Section.INTEGERS] = integers.data()
         result[Section.STRINGS] = b"".join(text.encode() + b"\0" for text in strings)
+        for section in layout.LATER_SECTIONS:
+            if not result[section]:
+                del result[section]
         result[Section.CODE] = self.code
         result[Section.WEIGHTS] = self.weights
         return result

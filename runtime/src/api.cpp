@@ -78,9 +78,27 @@ const Variant *variant_of(const aot_model *model, uint32_t program) {
     return nullptr;
 }
 
-const StepEntry *step_of(const aot_model *model, const Variant *variant, uint32_t index) {
-    if (!variant || index >= variant->entry->steps.count) return nullptr;
-    return &model->artifact.steps[variant->entry->steps.first + index];
+// A step of a program, or of its flow's blocks one after the other; `unit` becomes the one that has it.
+const StepEntry *step_of(const aot_model *model, const Variant *&unit, uint32_t index) {
+    if (!unit) return nullptr;
+    const Variant *program = unit;
+    for (uint32_t i = 0; i < program->entry->blocks.count; ++i) {
+        const Variant &block = model->blocks[program->first_block + i];
+        if (index < block.first_step + block.entry->steps.count) {
+            unit = &block;
+            return &model->artifact.steps[block.entry->steps.first + (index - block.first_step)];
+        }
+    }
+    if (index >= program->entry->steps.count) return nullptr;
+    return &model->artifact.steps[program->entry->steps.first + index];
+}
+
+uint32_t step_count(const Artifact &artifact, const ProgramEntry &program) {
+    uint32_t count = program.steps.count;
+    for (uint32_t i = 0; i < program.blocks.count; ++i) {
+        count += artifact.programs[static_cast<size_t>(artifact.integer(program.blocks.first + i))].steps.count;
+    }
+    return count;
 }
 
 int32_t step_info(const aot_model *model, const Variant *variant, uint32_t index, aot_step_info *out) {
@@ -146,21 +164,27 @@ int32_t aot_model_load_memory(const void *bytes, size_t size, const aot_load_opt
 void aot_model_unload(aot_model *model) { delete model; }
 
 uint32_t aot_model_program_count(const aot_model *model) {
-    return static_cast<uint32_t>(model->artifact.programs.size());
+    uint32_t count = 0;  // blocks of flows lie behind the programs
+    for (const ProgramEntry &program : model->artifact.programs) count += program.is_block ? 0 : 1;
+    return count;
 }
 
 int32_t aot_model_program(const aot_model *model, uint32_t index, aot_program_info *out_info) {
-    if (!out_info || index >= model->artifact.programs.size()) return AOT_ERROR_ARGUMENT;
+    if (!out_info || index >= aot_model_program_count(model)) return AOT_ERROR_ARGUMENT;
     const Artifact &a = model->artifact;
     const ProgramEntry &p = a.programs[index];
+    uint32_t kernels = p.kernels.count;
+    for (uint32_t i = 0; i < p.blocks.count; ++i) {
+        kernels += a.programs[static_cast<size_t>(a.integer(p.blocks.first + i))].kernels.count;
+    }
     aot_program_info info{sizeof info,
                           a.text(p.target),
                           a.text(p.variant),
                           a.text(p.planner),
                           target_supported(a.text(p.target)),
                           variant_of(model, index) != nullptr,
-                          p.kernels.count,
-                          p.steps.count,
+                          kernels,
+                          step_count(a, p),
                           p.code_bytes};
     write_info(out_info, info);
     return AOT_OK;
@@ -190,11 +214,14 @@ int32_t aot_model_output_dim(const aot_model *model, uint32_t index, uint32_t ax
     return dim_info(model, model->output(index), axis, out_info);
 }
 
-uint32_t aot_model_symbol_count(const aot_model *model) { return model->variants.back().entry->symbols.count; }
+uint32_t aot_model_symbol_count(const aot_model *model) {
+    const ProgramEntry &program = *model->variants.back().entry;
+    return program.symbols.count - program.unbacked;
+}
 
 int32_t aot_model_symbol(const aot_model *model, uint32_t index, aot_symbol_info *out_info) {
     const Run symbols = model->variants.back().entry->symbols;
-    if (!out_info || index >= symbols.count) return AOT_ERROR_ARGUMENT;
+    if (!out_info || index >= aot_model_symbol_count(model)) return AOT_ERROR_ARGUMENT;
     const SymbolEntry &symbol = model->artifact.symbols[symbols.first + index];
     aot_symbol_info info{sizeof info, model->artifact.text(symbol.name), symbol.lo,
                          symbol.flags & symbol_flag::HAS_HI ? symbol.hi : -1, symbol.divisor};
@@ -202,7 +229,9 @@ int32_t aot_model_symbol(const aot_model *model, uint32_t index, aot_symbol_info
     return AOT_OK;
 }
 
-uint32_t aot_model_step_count(const aot_model *model) { return model->variants.back().entry->steps.count; }
+uint32_t aot_model_step_count(const aot_model *model) {
+    return step_count(model->artifact, *model->variants.back().entry);
+}
 
 int32_t aot_model_step(const aot_model *model, uint32_t index, aot_step_info *out_info) {
     return step_info(model, &model->variants.back(), index, out_info);

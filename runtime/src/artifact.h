@@ -34,6 +34,7 @@ struct Artifact {
     Vector<format::KernelEntry> kernels;
     Vector<format::ArgumentEntry> arguments;
     Vector<format::StepEntry> steps;
+    Vector<format::FlowEntry> flow;
     Vector<format::ProgramEntry> programs;
     Vector<uint8_t> code;
     Vector<char> meta;

@@ -7,7 +7,7 @@ namespace aot::format {
 
 inline constexpr uint8_t kMagic[8] = {0x41, 0x4f, 0x54, 0x43, 0x0d, 0x0a, 0x1a, 0x0a};
 inline constexpr uint32_t kMajor = 1;
-inline constexpr uint32_t kMinor = 0;
+inline constexpr uint32_t kMinor = 1;
 inline constexpr uint32_t kConstantAlignBytes = 64;
 inline constexpr uint32_t kTreeChunkBytes = 65536;
 inline constexpr uint32_t kMaxRank = 64;
@@ -39,6 +39,7 @@ enum : uint32_t {
     META = 18,
     SELF_TEST = 19,
     DEBUG = 20,
+    FLOW = 21,
 };
 }
 
@@ -89,6 +90,13 @@ enum : uint32_t {
 };
 }
 
+namespace flow_flag {
+enum : uint32_t {
+    EXACT = 1,
+    CLAMP = 2,
+};
+}
+
 namespace space {
 enum : uint32_t {
     INPUT = 0,
@@ -124,6 +132,21 @@ enum : uint32_t {
 };
 }
 
+namespace flow_op {
+enum : uint32_t {
+    CALL = 0,
+    READ = 1,
+    CHECK = 2,
+    ALIAS = 3,
+    MOVE = 4,
+    MATCH = 5,
+    CLEAR = 6,
+    APPEND = 7,
+    IF = 8,
+    LOOP = 9,
+};
+}
+
 inline const char *section_name(uint32_t kind) {
     switch (kind) {
     case 1: return "strings";
@@ -146,6 +169,7 @@ inline const char *section_name(uint32_t kind) {
     case 18: return "meta";
     case 19: return "self_test";
     case 20: return "debug";
+    case 21: return "flow";
     default: return "unknown section";
     }
 }
@@ -166,7 +190,8 @@ inline uint32_t entry_bytes(uint32_t kind) {
     case 12: return 24;
     case 13: return 8;
     case 14: return 48;
-    case 15: return 128;
+    case 15: return 176;
+    case 21: return 80;
     default: return 0;
     }
 }
@@ -474,8 +499,15 @@ struct ProgramEntry {
     Run steps;
     uint64_t code_offset;  // in the code section
     uint64_t code_bytes;
+    Run flow;  // empty: the program's own steps run
+    Run slots;  // of the flow; the first are the inputs
+    Run results;  // the slot of each output
+    Run blocks;  // the programs that the flow calls
+    Run environment;  // of a block: which symbols of its flow's program are its own
+    uint32_t unbacked;  // how many symbols, at the end, no input binds
+    uint32_t is_block;  // 1: only a flow runs it
 };
-static_assert(sizeof(ProgramEntry) == 128, "layout");
+static_assert(sizeof(ProgramEntry) == 176, "layout");
 template <class V> void visit(const ProgramEntry &r, V &v) {
     v.string("target", r.target);
     v.string("variant", r.variant);
@@ -494,9 +526,45 @@ template <class V> void visit(const ProgramEntry &r, V &v) {
     v.run("buffers", r.buffers, section::BUFFERS);
     v.run("kernels", r.kernels, section::KERNELS);
     v.run("steps", r.steps, section::STEPS);
+    v.run("flow", r.flow, section::FLOW);
+    v.run("slots", r.slots, section::PORTS);
+    v.integers("results", r.results);
+    v.integers("blocks", r.blocks);
+    v.integers("environment", r.environment);
 }
 inline constexpr uint32_t section_of(const ProgramEntry *) {
     return section::PROGRAMS;
+}
+
+struct FlowEntry {
+    uint32_t op;  // FlowOp
+    uint32_t flags;  // FlowFlag
+    uint32_t block;
+    uint32_t element;
+    Run inputs;  // slots
+    Run outputs;  // slots
+    Run symbols;  // -1: none
+    Run dims;
+    Run first;  // bodies lie before the step that has them
+    Run second;
+    Run drops;  // slots
+    uint32_t where;
+    uint32_t reserved;
+};
+static_assert(sizeof(FlowEntry) == 80, "layout");
+template <class V> void visit(const FlowEntry &r, V &v) {
+    v.integers("inputs", r.inputs);
+    v.integers("outputs", r.outputs);
+    v.integers("symbols", r.symbols);
+    v.dims("dims", r.dims);
+    v.run("first", r.first, section::FLOW);
+    v.run("second", r.second, section::FLOW);
+    v.integers("drops", r.drops);
+    v.string("where", r.where);
+    v.zero("reserved", r.reserved);
+}
+inline constexpr uint32_t section_of(const FlowEntry *) {
+    return section::FLOW;
 }
 
 }  // namespace aot::format

@@ -15,6 +15,8 @@ struct Variant {
     const format::ProgramEntry *entry;
     std::shared_ptr<CodeLibrary> code;
     Vector<Kernel> kernels;
+    uint32_t first_block = 0;  // of the flow's blocks among Model::blocks
+    uint32_t first_step = 0;   // of a block: how many steps the blocks before it have
 };
 
 class Model {
@@ -26,6 +28,7 @@ public:
     Artifact artifact;
     Weights weights;
     Vector<Variant> variants;
+    Vector<Variant> blocks;  // what the variants' flows run
 
     // Ports, the same in every variant.
     uint32_t input_count() const { return variants[0].entry->inputs.count; }
@@ -35,8 +38,9 @@ public:
 
 private:
     void select(const char *target);
+    void add_blocks(Variant &variant);
     void check_variants() const;
-    void load_code(const char *temporary_directory);
+    void load_code(Variant &variant, const char *temporary_directory);
 };
 
 }  // namespace aot

@@ -13,12 +13,12 @@ constexpr int64_t kMaxBytes = int64_t{1} << 46;  // no machine has more; keeps s
 
 class Maker {
 public:
-    Maker(const Model &model, const Memory &memory, uint32_t variant, const int64_t *symbols)
-        : model_(model), a_(model.artifact), p_(*model.variants[variant].entry),
+    Maker(const Model &model, const Memory &memory, const Variant &unit, const int64_t *symbols)
+        : model_(model), a_(model.artifact), p_(*unit.entry),
           symbols_(symbols), plan_(memory), values_(a_.dims.size(), 0, Allocator<int64_t>(memory)),
           known_(a_.dims.size(), 0, Allocator<uint8_t>(memory)), starts_(p_.buffers.count, 0, Allocator<int64_t>(memory)),
           sizes_(p_.buffers.count, 0, Allocator<int64_t>(memory)) {
-        plan_.variant = variant;
+        plan_.unit = &unit;
         plan_.symbols.assign(symbols, symbols + p_.symbols.count);
     }
 
@@ -56,7 +56,7 @@ private:
     }
 
     void ports() {
-        const uint32_t count = p_.inputs.count + p_.outputs.count;
+        const uint32_t count = p_.inputs.count + (p_.flow.count ? 0 : p_.outputs.count);
         size_t extents = 0;
         for (uint32_t i = 0; i < count; ++i) extents += port(i).shape.count;
         plan_.shapes.reserve(extents);
@@ -116,7 +116,6 @@ private:
     static int64_t round_up_64(int64_t value) { return (value + kArenaAlign - 1) / kArenaAlign * kArenaAlign; }
 
     void steps() {
-        const Variant &variant = model_.variants[plan_.variant];
         size_t pointer_count = 0, dim_count = 0;
         for (uint32_t i = 0; i < p_.steps.count; ++i) {
             const StepEntry &step = a_.steps[p_.steps.first + i];
@@ -128,7 +127,7 @@ private:
         plan_.steps.reserve(p_.steps.count);
         for (uint32_t i = 0; i < p_.steps.count; ++i) {
             const StepEntry &step = a_.steps[p_.steps.first + i];
-            PlannedStep planned{variant.kernels[step.kernel], plan_.pointers.data() + plan_.pointers.size(),
+            PlannedStep planned{plan_.unit->kernels[step.kernel], plan_.pointers.data() + plan_.pointers.size(),
                                 plan_.dims.data() + plan_.dims.size(), (step.flags & step_flag::BARRIER) != 0};
             for (uint32_t j = 0; j < step.arguments.count; ++j) argument(a_.arguments[step.arguments.first + j]);
             for (uint32_t j = 0; j < step.dims.count; ++j) {
@@ -153,7 +152,7 @@ private:
             case space::OUTPUT: plan_.outputs.push_back({pointer, buffer.index, offset}); break;
             case space::ARENA: plan_.arena.push_back({pointer, 0, starts_[argument.buffer] + offset}); break;
             default: {
-                const uint8_t *data = model_.weights.constant(model_.variants[plan_.variant].program, buffer.index);
+                const uint8_t *data = model_.weights.constant(plan_.unit->program, buffer.index);
                 // Kernels only read constants; their argument type is shared with what they write.
                 *pointer = const_cast<uint8_t *>(data) + offset;
             }
@@ -181,8 +180,8 @@ size_t Plan::held_bytes() const {
            shape_of_port.capacity() * sizeof(const int64_t *);
 }
 
-Plan make_plan(const Model &model, const Memory &memory, uint32_t variant, const int64_t *symbols) {
-    return Maker(model, memory, variant, symbols).make();
+Plan make_plan(const Model &model, const Memory &memory, const Variant &unit, const int64_t *symbols) {
+    return Maker(model, memory, unit, symbols).make();
 }
 
 }  // namespace aot

@@ -27,7 +27,7 @@ struct Plan {
           outputs(Allocator<Patch>(memory)), arena(Allocator<Patch>(memory)), shapes(Allocator<int64_t>(memory)),
           shape_of_port(Allocator<const int64_t *>(memory)), port_bytes(Allocator<int64_t>(memory)) {}
 
-    uint32_t variant = 0;
+    const Variant *unit = nullptr;  // the program, or the block of one
     Vector<int64_t> symbols;
     Vector<PlannedStep> steps;
     Vector<void *> pointers;
@@ -44,7 +44,7 @@ struct Plan {
     size_t held_bytes() const;
 };
 
-// Evaluates a program of the model for values of its symbols. Throws a Failure on overflow or impossible sizes.
-Plan make_plan(const Model &model, const Memory &memory, uint32_t variant, const int64_t *symbols);
+// Evaluates a program, or a block of one, for values of its symbols; of a program with a flow, its inputs only. Throws a Failure on overflow or impossible sizes.
+Plan make_plan(const Model &model, const Memory &memory, const Variant &unit, const int64_t *symbols);
 
 }  // namespace aot

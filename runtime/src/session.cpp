@@ -25,8 +25,9 @@ Session::Session(const Model &model, const aot_session_options &options)
     : model_(model), memory_(options.allocator), thread_count_(options.thread_count),
       plan_limit_(options.plan_cache_size ? options.plan_cache_size : 8),
       profiling_(options.flags & AOT_SESSION_PROFILE), plans_(Allocator<Plan>(memory_)),
-      symbols_(Allocator<int64_t>(memory_)), output_data_(Allocator<uint8_t *>(memory_)),
-      own_outputs_(Allocator<Block>(memory_)), step_ns_(Allocator<uint64_t>(memory_)) {
+      symbols_(Allocator<int64_t>(memory_)), input_data_(Allocator<uint8_t *>(memory_)),
+      output_data_(input_data_.get_allocator()), own_outputs_(Allocator<Block>(memory_)),
+      step_ns_(Allocator<uint64_t>(memory_)), flow_(*this) {
     pool_ = reinterpret_cast<Pool *>(options.pool);
     if (thread_count_ == 0) thread_count_ = pool_ ? pool_->thread_count() : default_thread_count();
     if (pool_ && thread_count_ > pool_->thread_count()) thread_count_ = pool_->thread_count();
@@ -41,27 +42,31 @@ Session::Session(const Model &model, const aot_session_options &options)
     }
     symbols_.resize(most + 1);
     if (plan_limit_ > 4096) plan_limit_ = 4096;
-    plans_.reserve(plan_limit_);
+    plans_.reserve(plan_limit_ * (1 + model.blocks.size()));
+    input_data_.resize(model.input_count());
     output_data_.resize(model.output_count());
     own_outputs_.resize(model.output_count());
 }
 
-Plan &Session::find_plan(uint32_t variant, const int64_t *symbols) {
-    const size_t count = model_.variants[variant].entry->symbols.count;
+// The limit counts for the programs together, and for each block of a flow.
+Plan &Session::find_plan(const Variant &unit, const int64_t *symbols) {
+    const size_t count = unit.entry->symbols.count;
     Plan *oldest = nullptr;
+    uint32_t held = 0;
     for (Plan &plan : plans_) {
-        if (plan.variant == variant && (count == 0 || memcmp(plan.symbols.data(), symbols, count * sizeof *symbols) == 0)) {
+        if (plan.unit == &unit && (count == 0 || memcmp(plan.symbols.data(), symbols, count * sizeof *symbols) == 0)) {
             plan.last_use = ++clock_;
             grow(plan);
             return plan;
         }
+        if (unit.entry->is_block ? plan.unit != &unit : plan.unit->entry->is_block) continue;
+        ++held;
         if (!oldest || plan.last_use < oldest->last_use) oldest = &plan;
     }
-    Plan made = make_plan(model_, memory_, variant, symbols);
+    Plan made = make_plan(model_, memory_, unit, symbols);
     made.last_use = ++clock_;
     grow(made);
-    if (profiling_ && step_ns_.size() < made.steps.size()) step_ns_.resize(made.steps.size());
-    if (plans_.size() < plan_limit_) {
+    if (held < plan_limit_) {
         plans_.push_back(std::move(made));
         return plans_.back();
     }
@@ -85,11 +90,14 @@ void Session::grow(const Plan &plan) {
 
 Plan &Session::plan_for_inputs(const aot_tensor *const *inputs, uint32_t input_count) {
     last_plan_ = nullptr;
+    flow_ran_ = false;
     check_inputs(model_, inputs, input_count);
     Failure failure;
     for (uint32_t variant = 0; variant < model_.variants.size(); ++variant) {
         if (!bind_symbols(model_, model_.variants[variant], inputs, symbols_.data(), &failure)) continue;
-        Plan &plan = find_plan(variant, symbols_.data());
+        const ProgramEntry &entry = *model_.variants[variant].entry;
+        for (uint32_t i = entry.symbols.count - entry.unbacked; i < entry.symbols.count; ++i) symbols_[i] = 0;
+        Plan &plan = find_plan(model_.variants[variant], symbols_.data());
         for (uint32_t i = 0; i < input_count; ++i) {
             const int64_t *shape = plan.shape_of_port[i];
             const PortEntry &port = model_.input(i);
@@ -110,7 +118,9 @@ void Session::prepare(const aot_tensor *const *inputs, uint32_t input_count) {
 
 void Session::reserve(const aot_dim_value *dims, uint32_t count) {
     for (uint32_t variant = 0; variant < model_.variants.size(); ++variant) {
-        const Run symbols = model_.variants[variant].entry->symbols;
+        Run symbols = model_.variants[variant].entry->symbols;
+        for (uint32_t i = 0; i < symbols.count; ++i) symbols_[i] = 0;
+        symbols.count -= model_.variants[variant].entry->unbacked;
         bool fits = true;
         for (uint32_t i = 0; i < symbols.count; ++i) {
             const SymbolEntry &symbol = model_.artifact.symbols[symbols.first + i];
@@ -132,7 +142,7 @@ void Session::reserve(const aot_dim_value *dims, uint32_t count) {
             fits = fits && inside;
             symbols_[i] = found->value;
         }
-        if (fits) find_plan(variant, symbols_.data());
+        if (fits) find_plan(model_.variants[variant], symbols_.data());
     }
 }
 
@@ -140,30 +150,44 @@ void Session::bind_outputs(const Plan &plan, const aot_tensor *const *inputs, co
                            const aot_run_options &options) {
     const uint32_t input_count = model_.input_count();
     for (uint32_t i = 0; i < model_.output_count(); ++i) {
-        const PortEntry &port = model_.output(i);
-        const int64_t *shape = plan.shape_of_port[input_count + i];
-        const size_t bytes = static_cast<size_t>(plan.port_bytes[input_count + i]);
-        const aot_tensor *given = outputs ? outputs[i] : nullptr;
-        if (given && (given->data || bytes == 0)) {
-            check_tensor(model_, "output", port, *given, shape);
-            output_data_[i] = given->data ? data_of(*given) : nullptr;
-        } else if (options.allocate_output) {
-            const DType &dtype = *find_dtype(port.dtype);
-            const aot_tensor tensor{nullptr, 1, 0, static_cast<int32_t>(port.shape.count), dtype.dlpack_code,
-                                    dtype.dlpack_bits, 1, shape, nullptr, 0};
-            output_data_[i] = static_cast<uint8_t *>(options.allocate_output(options.user, i, &tensor, bytes));
-            if (!output_data_[i] && bytes) throw std::bad_alloc();
-        } else {
-            if (own_outputs_[i].bytes() < bytes) own_outputs_[i] = Block(memory_, bytes, 64);
-            output_data_[i] = own_outputs_[i].data();
-        }
+        bind_output(i, plan.shape_of_port[input_count + i], static_cast<size_t>(plan.port_bytes[input_count + i]),
+                    outputs, options);
     }
     check_overlap(plan, inputs);
 }
 
+void Session::bind_output(uint32_t index, const int64_t *shape, size_t bytes, const aot_tensor *const *outputs,
+                          const aot_run_options &options) {
+    const PortEntry &port = model_.output(index);
+    const aot_tensor *given = outputs ? outputs[index] : nullptr;
+    if (given && (given->data || bytes == 0)) {
+        check_tensor(model_, "output", port, *given, shape);
+        output_data_[index] = given->data ? data_of(*given) : nullptr;
+    } else if (options.allocate_output) {
+        const DType &dtype = *find_dtype(port.dtype);
+        const aot_tensor tensor{nullptr, 1, 0, static_cast<int32_t>(port.shape.count), dtype.dlpack_code,
+                                dtype.dlpack_bits, 1, shape, nullptr, 0};
+        output_data_[index] = static_cast<uint8_t *>(options.allocate_output(options.user, index, &tensor, bytes));
+        if (!output_data_[index] && bytes) throw std::bad_alloc();
+    } else {
+        if (own_outputs_[index].bytes() < bytes) own_outputs_[index] = Block(memory_, bytes, 64);
+        output_data_[index] = own_outputs_[index].data();
+    }
+}
+
+// The outputs of a flow, whose shapes are known only now.
+void Session::deliver(const aot_tensor *const *outputs, const aot_run_options &options) {
+    for (uint32_t i = 0; i < model_.output_count(); ++i) {
+        const size_t bytes = flow_.bytes(i);
+        bind_output(i, flow_.shape(i), bytes, outputs, options);
+        if (bytes) memmove(output_data_[i], flow_.data(i), bytes);
+    }
+    flow_ran_ = true;
+}
+
 void Session::check_overlap(const Plan &plan, const aot_tensor *const *inputs) const {
     const Artifact &a = model_.artifact;
-    const Run state = model_.variants[plan.variant].entry->state;
+    const Run state = plan.unit->entry->state;
     const uint32_t input_count = model_.input_count();
     for (uint32_t i = 0; i < model_.output_count(); ++i) {
         const uintptr_t start = reinterpret_cast<uintptr_t>(output_data_[i]);
@@ -190,9 +214,9 @@ void Session::check_overlap(const Plan &plan, const aot_tensor *const *inputs) c
     }
 }
 
-void Session::patch(Plan &plan, const aot_tensor *const *inputs) {
-    for (const Patch &p : plan.inputs) *p.pointer = data_of(*inputs[p.index]) + p.offset_bytes;
-    for (const Patch &p : plan.outputs) *p.pointer = output_data_[p.index] + p.offset_bytes;
+void Session::patch(Plan &plan, uint8_t *const *inputs, uint8_t *const *outputs) {
+    for (const Patch &p : plan.inputs) *p.pointer = inputs[p.index] + p.offset_bytes;
+    for (const Patch &p : plan.outputs) *p.pointer = outputs[p.index] + p.offset_bytes;
     if (plan.arena_base != arena_.data()) {
         for (const Patch &p : plan.arena) *p.pointer = arena_.data() + p.offset_bytes;
         plan.arena_base = arena_.data();
@@ -207,6 +231,7 @@ struct Session::Job {
     uint64_t deadline_ns;
     bool stop;  // written only by the last thread at a barrier, so that all threads leave at the same step
     uint64_t mark_ns;
+    uint64_t *step_ns;  // of the plan's steps, where the session profiles
 
     void look() {
         if ((cancel && *cancel) || (deadline_ns && now_ns() >= deadline_ns)) stop = true;
@@ -231,7 +256,7 @@ void Session::work(void *context, uint32_t thread) {
             job.look();
             if (session.profiling_) {
                 const uint64_t now = now_ns();
-                session.step_ns_[i] = now - job.mark_ns;
+                job.step_ns[i] += now - job.mark_ns;
                 job.mark_ns = now;
             }
         };
@@ -248,32 +273,62 @@ void Session::run(const aot_tensor *const *inputs, uint32_t input_count, const a
                       "expected %u outputs, got %u", model_.output_count(), output_count);
     }
     Plan &plan = plan_for_inputs(inputs, input_count);
-    bind_outputs(plan, inputs, outputs, options);
-    patch(plan, inputs);
-    Job job{this, &plan, options.cancel, options.deadline_ns, false, profiling_ ? now_ns() : 0};
+    const ProgramEntry &entry = *plan.unit->entry;
+    if (profiling_) step_ns_.assign(step_count(*plan.unit), 0);
+    if (entry.flow.count) {
+        flow_.run(*plan.unit, symbols_.data(), inputs, options);
+        deliver(outputs, options);
+    } else {
+        bind_outputs(plan, inputs, outputs, options);
+        for (uint32_t i = 0; i < input_count; ++i) input_data_[i] = data_of(*inputs[i]);
+        launch(plan, 0, input_data_.data(), output_data_.data(), options);
+    }
+    last_plan_ = &plan;
+}
+
+void Session::launch(Plan &plan, uint32_t first_step, uint8_t *const *inputs, uint8_t *const *outputs,
+                     const aot_run_options &options) {
+    patch(plan, inputs, outputs);
+    Job job{this,  &plan, options.cancel, options.deadline_ns, false, profiling_ ? now_ns() : 0,
+            profiling_ ? step_ns_.data() + first_step : nullptr};
     job.look();
-    if (!job.stop) {
+    if (!job.stop && !plan.steps.empty()) {
         if (thread_count_ == 1) work(&job, 0);
         else pool_->run(work, &job, thread_count_);
     }
-    if (job.stop) {
-        throw Failure(AOT_ERROR_CANCELLED, model_.name.c_str(), "Outputs hold nothing of use.",
-                      "the run was stopped by %s", options.cancel && *options.cancel ? "its cancel flag" : "its deadline");
-    }
-    last_plan_ = &plan;
+    if (job.stop) stopped(options);
+}
+
+void Session::look(const aot_run_options &options) const {
+    if ((options.cancel && *options.cancel) || (options.deadline_ns && now_ns() >= options.deadline_ns)) stopped(options);
+}
+
+void Session::stopped(const aot_run_options &options) const {
+    throw Failure(AOT_ERROR_CANCELLED, model_.name.c_str(), "Outputs hold nothing of use.", "the run was stopped by %s",
+                  options.cancel && *options.cancel ? "its cancel flag" : "its deadline");
+}
+
+// The steps of a program: its own, or those of its flow's blocks.
+uint32_t Session::step_count(const Variant &unit) const {
+    uint32_t count = unit.entry->steps.count;
+    for (uint32_t i = 0; i < unit.entry->blocks.count; ++i) count += model_.blocks[unit.first_block + i].entry->steps.count;
+    return count;
 }
 
 bool Session::output(uint32_t index, aot_tensor *out) const {
     if (!last_plan_ || index >= model_.output_count()) return false;
     const PortEntry &port = model_.output(index);
     const DType &dtype = *find_dtype(port.dtype);
+    const bool has_flow = last_plan_->unit->entry->flow.count != 0;
+    if (has_flow && !flow_ran_) return false;
+    const int64_t *shape = has_flow ? flow_.shape(index) : last_plan_->shape_of_port[model_.input_count() + index];
     *out = aot_tensor{output_data_[index], 1, 0, static_cast<int32_t>(port.shape.count), dtype.dlpack_code,
-                      dtype.dlpack_bits, 1, last_plan_->shape_of_port[model_.input_count() + index], nullptr, 0};
+                      dtype.dlpack_bits, 1, shape, nullptr, 0};
     return true;
 }
 
 uint64_t Session::memory_bytes() const {
-    uint64_t total = arena_.bytes() + scratch_.bytes() + plans_.capacity() * sizeof(Plan);
+    uint64_t total = arena_.bytes() + scratch_.bytes() + plans_.capacity() * sizeof(Plan) + flow_.held_bytes();
     for (const Plan &plan : plans_) total += plan.held_bytes();
     for (const Block &block : own_outputs_) total += block.bytes();
     return total;
@@ -281,9 +336,9 @@ uint64_t Session::memory_bytes() const {
 
 uint32_t Session::profile(uint64_t *out_ns, uint32_t count, uint32_t *out_program) const {
     if (!profiling_ || !last_plan_) return 0;
-    const uint32_t steps = static_cast<uint32_t>(last_plan_->steps.size());
+    const uint32_t steps = static_cast<uint32_t>(step_ns_.size());
     for (uint32_t i = 0; out_ns && i < steps && i < count; ++i) out_ns[i] = step_ns_[i];
-    if (out_program) *out_program = model_.variants[last_plan_->variant].program;
+    if (out_program) *out_program = last_plan_->unit->program;
     return steps;
 }
 

@@ -1,7 +1,7 @@
 // What one thread needs to run a model: plans of recent shapes, the arena, scratch memory, outputs.
 #pragma once
 
-#include "plan.h"
+#include "flow.h"
 #include "pool.h"
 
 namespace aot {
@@ -20,16 +20,30 @@ public:
     uint32_t thread_count() const { return thread_count_; }
     uint32_t profile(uint64_t *out_ns, uint32_t count, uint32_t *out_program) const;
 
+    // For the flow of a program.
+    const Model &model() const { return model_; }
+    const Memory &memory() const { return memory_; }
+    Plan &find_plan(const Variant &unit, const int64_t *symbols);
+    // Runs a plan; `first_step` numbers its steps among those of all blocks. Throws when it was stopped.
+    void launch(Plan &plan, uint32_t first_step, uint8_t *const *inputs, uint8_t *const *outputs,
+                const aot_run_options &options);
+    // Throws when the run is to stop.
+    void look(const aot_run_options &options) const;
+
 private:
     struct Job;
 
+    [[noreturn]] void stopped(const aot_run_options &options) const;
     Plan &plan_for_inputs(const aot_tensor *const *inputs, uint32_t input_count);
-    Plan &find_plan(uint32_t variant, const int64_t *symbols);
     void grow(const Plan &plan);
+    uint32_t step_count(const Variant &unit) const;
     void bind_outputs(const Plan &plan, const aot_tensor *const *inputs, const aot_tensor *const *outputs,
                       const aot_run_options &options);
     void check_overlap(const Plan &plan, const aot_tensor *const *inputs) const;
-    void patch(Plan &plan, const aot_tensor *const *inputs);
+    void bind_output(uint32_t index, const int64_t *shape, size_t bytes, const aot_tensor *const *outputs,
+                     const aot_run_options &options);
+    void deliver(const aot_tensor *const *outputs, const aot_run_options &options);
+    void patch(Plan &plan, uint8_t *const *inputs, uint8_t *const *outputs);
     static void work(void *job, uint32_t thread);
 
     const Model &model_;
@@ -38,16 +52,19 @@ private:
     uint32_t thread_count_;
     uint32_t plan_limit_;
     bool profiling_;
+    bool flow_ran_ = false;
     uint64_t clock_ = 0;
     Vector<Plan> plans_;
     Plan *last_plan_ = nullptr;
     Block arena_;
     Block scratch_;
     Vector<int64_t> symbols_;
+    Vector<uint8_t *> input_data_;
     Vector<uint8_t *> output_data_;
     Vector<Block> own_outputs_;
     Vector<uint64_t> step_ns_;
     Barrier barrier_;
+    Flow flow_;
 };
 
 }  // namespace aot

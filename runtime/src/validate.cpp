@@ -61,6 +61,7 @@ struct Fields {
             case section::KERNELS: return artifact.kernels.size();
             case section::ARGUMENTS: return artifact.arguments.size();
             case section::STEPS: return artifact.steps.size();
+            case section::FLOW: return artifact.flow.size();
             default: return 0;
         }
     }
@@ -80,6 +81,9 @@ public:
 
     void check() {
         guards();
+        if (p_.is_block > 1 || p_.unbacked > p_.symbols.count) fail(section::PROGRAMS, 0, "its symbols contradict each other");
+        // What a flow reads from data, and the environment of a block, bind symbols as well.
+        if (p_.is_block || p_.flow.count) bound_.assign(bound_.size(), 1);
         for (size_t i = 0; i < bound_.size(); ++i) {
             const size_t record = p_.symbols.first + i;
             if (!bound_[i]) fail(section::SYMBOLS, record, "no input gives this symbol its value");
@@ -94,6 +98,7 @@ public:
         constants();
         buffers();
         steps();
+        flow();
         dim(section::PROGRAMS, 0, p_.peak_bytes);
         dim(section::PROGRAMS, 0, p_.lower_bound_bytes);
         if (p_.weights > weights_mode::NONE) fail(section::PROGRAMS, 0, "unknown weights mode");
@@ -245,11 +250,150 @@ private:
         }
     }
 
+    void flow() {
+        if (p_.is_block ? p_.environment.count != p_.symbols.count || p_.flow.count : p_.environment.count != 0) {
+            fail(section::PROGRAMS, 0, "its environment contradicts itself");
+        }
+        if (p_.flow.count == 0) {
+            if (p_.blocks.count || p_.slots.count) fail(section::PROGRAMS, 0, "it has blocks without a flow");
+            return;
+        }
+        ports(p_.slots);
+        dims_of_ports(p_.slots);
+        if (p_.slots.count < p_.inputs.count || p_.results.count != p_.outputs.count || p_.steps.count) {
+            fail(section::PROGRAMS, 0, "the flow does not fit its program");
+        }
+        for (uint32_t i = 0; i < p_.inputs.count; ++i) fits(section::PROGRAMS, 0, i, a_.ports[p_.inputs.first + i]);
+        for (uint32_t i = 0; i < p_.outputs.count; ++i) {
+            fits(section::PROGRAMS, 0, slot(section::PROGRAMS, 0, a_.integer(p_.results.first + i)),
+                 a_.ports[p_.outputs.first + i]);
+        }
+        for (uint32_t i = 0; i < p_.blocks.count; ++i) block(a_.integer(p_.blocks.first + i));
+        visited_ = 0;
+        flow_steps(p_.flow, a_.flow.size(), 0);
+    }
+
+    void block(int64_t number) const {
+        if (number < 0 || number >= static_cast<int64_t>(a_.programs.size())) fail(section::PROGRAMS, 0, "no such block");
+        const ProgramEntry &block = a_.programs[static_cast<size_t>(number)];
+        if (block.is_block != 1 || strcmp(a_.text(block.target), a_.text(p_.target)) != 0) {
+            fail(section::PROGRAMS, static_cast<size_t>(number), "it is not a block of this program");
+        }
+        for (uint32_t i = 0; i < block.environment.count; ++i) {
+            const int64_t symbol = a_.integer(block.environment.first + i);
+            if (symbol < 0 || symbol >= p_.symbols.count) fail(section::PROGRAMS, static_cast<size_t>(number), "no such symbol");
+        }
+    }
+
+    uint32_t slot(uint32_t kind, size_t record, int64_t number) const {
+        if (number < 0 || number >= p_.slots.count) fail(kind, record, "no such slot");
+        return static_cast<uint32_t>(number);
+    }
+    const PortEntry &slot_port(size_t record, Run run, uint32_t index) const {
+        return a_.ports[p_.slots.first + slot(section::FLOW, record, a_.integer(run.first + index))];
+    }
+    void fits(uint32_t kind, size_t record, uint32_t slot, const PortEntry &port) const {
+        const PortEntry &held = a_.ports[p_.slots.first + slot];
+        if (held.dtype != port.dtype || held.shape.count != port.shape.count) fail(kind, record, "the types differ");
+    }
+    void whole_slots(size_t record, Run run) const {
+        for (uint32_t i = 0; i < run.count; ++i) slot_port(record, run, i);
+    }
+    void need(size_t record, bool holds, const char *what) const {
+        if (!holds) fail(section::FLOW, record, what);
+    }
+    // An optional slot that a branch or a loop reads: -1, or of this element type.
+    void control(size_t record, int64_t number, const char *dtype) const {
+        if (number == -1) return;
+        const PortEntry &port = a_.ports[p_.slots.first + slot(section::FLOW, record, number)];
+        need(record, strcmp(find_dtype(port.dtype)->name, dtype) == 0, "control reads a tensor of another type");
+    }
+
+    // A body lies before the step that has it, so none contains itself; sharing bodies is bounded by a count of visits.
+    void flow_steps(Run run, size_t before, uint32_t depth) {
+        if (uint64_t{run.first} + run.count > before || depth > kDeepestFlow) {
+            fail(section::FLOW, run.first, "a body does not lie before its step, or is nested too deeply");
+        }
+        for (uint32_t i = 0; i < run.count; ++i) {
+            const size_t record = run.first + i;
+            if (++visited_ > kMostFlowSteps) fail(section::FLOW, record, "too many steps");
+            flow_step(record, a_.flow[record], depth);
+        }
+    }
+
+    void flow_step(size_t record, const FlowEntry &step, uint32_t depth) {
+        const uint32_t in = step.inputs.count, out = step.outputs.count;
+        dim_run(section::FLOW, record, step.dims);
+        whole_slots(record, step.drops);
+        if (step.op != flow_op::LOOP) whole_slots(record, step.inputs), whole_slots(record, step.outputs);
+        for (uint32_t i = 0; i < step.symbols.count; ++i) {
+            const int64_t symbol = a_.integer(step.symbols.first + i);
+            need(record, symbol >= -1 && symbol < p_.symbols.count, "no such symbol");
+        }
+        switch (step.op) {
+            case flow_op::CALL: {
+                need(record, step.block < p_.blocks.count, "no such block");
+                const ProgramEntry &block = a_.programs[static_cast<size_t>(a_.integer(p_.blocks.first + step.block))];
+                need(record, in == block.inputs.count && out == block.outputs.count, "the block has other operands");
+                for (uint32_t i = 0; i < in + out; ++i) {
+                    const bool is_input = i < in;
+                    const int64_t number = a_.integer(is_input ? step.inputs.first + i : step.outputs.first + i - in);
+                    fits(section::FLOW, record, static_cast<uint32_t>(number),
+                         a_.ports[is_input ? block.inputs.first + i : block.outputs.first + i - in]);
+                }
+                return;
+            }
+            case flow_op::READ:
+                need(record, in == 1 && step.symbols.count + step.dims.count == 1, "it reads nothing");
+                need(record, holds_one_integer(slot_port(record, step.inputs, 0)), "a size is read from another type");
+                need(record, step.symbols.count == 0 || a_.integer(step.symbols.first) >= 0, "no such symbol");
+                return;
+            case flow_op::CHECK: return need(record, step.dims.count == 2, "it checks nothing");
+            case flow_op::ALIAS:
+                need(record, in == 1 && out == 1, "it names nothing");
+                return need(record, slot_port(record, step.inputs, 0).dtype == slot_port(record, step.outputs, 0).dtype,
+                            "the types differ");
+            case flow_op::MOVE:
+                need(record, in == out, "it moves nothing");
+                for (uint32_t i = 0; i < in; ++i) {
+                    fits(section::FLOW, record, static_cast<uint32_t>(a_.integer(step.inputs.first + i)),
+                         slot_port(record, step.outputs, i));
+                }
+                return;
+            case flow_op::MATCH:
+                return need(record, in == 1 && step.symbols.count == slot_port(record, step.inputs, 0).shape.count,
+                            "it matches nothing");
+            case flow_op::CLEAR:
+                return need(record, out == 1 && slot_port(record, step.outputs, 0).shape.count, "it clears nothing");
+            case flow_op::APPEND: {
+                need(record, in == 1 && out == 1, "it appends nothing");
+                const PortEntry &from = slot_port(record, step.inputs, 0), &to = slot_port(record, step.outputs, 0);
+                return need(record, from.dtype == to.dtype && from.shape.count + 1 == to.shape.count, "the types differ");
+            }
+            case flow_op::IF:
+                need(record, in == 1, "it has no condition");
+                control(record, a_.integer(step.inputs.first), "bool");
+                flow_steps(step.first, record, depth + 1);
+                return flow_steps(step.second, record, depth + 1);
+            case flow_op::LOOP:
+                need(record, in == 2 && out == 1, "it has no condition");
+                control(record, a_.integer(step.inputs.first), "i64");
+                control(record, a_.integer(step.inputs.first + 1), "bool");
+                control(record, a_.integer(step.outputs.first), "i64");
+                return flow_steps(step.first, record, depth + 1);
+            default: fail(section::FLOW, record, "unknown op");
+        }
+    }
+
+    static constexpr uint32_t kDeepestFlow = 64;
+    static constexpr uint32_t kMostFlowSteps = 1 << 20;
+
     const Artifact &a_;
     const ProgramEntry &p_;
     const char *file_;
     const Offsets &offsets_;
     Vector<uint8_t> bound_;
+    uint32_t visited_ = 0;
 };
 
 }  // namespace
@@ -270,6 +414,7 @@ void validate(const Artifact &artifact, const char *file, const Offsets &offsets
     visit_all(artifact.kernels, fields);
     visit_all(artifact.arguments, fields);
     visit_all(artifact.steps, fields);
+    visit_all(artifact.flow, fields);
     visit_all(artifact.programs, fields);
     for (size_t i = 0; i < artifact.dims.size(); ++i) {
         const Run code = artifact.dims[i].code;
@@ -279,6 +424,12 @@ void validate(const Artifact &artifact, const char *file, const Offsets &offsets
     }
     if (artifact.programs.empty()) {
         throw damaged(file, "programs", offsets.section[section::PROGRAMS], "there is no program");
+    }
+    for (size_t i = 0; i < artifact.programs.size(); ++i) {
+        const bool block = artifact.programs[i].is_block != 0;
+        if (i == 0 ? block : block < (artifact.programs[i - 1].is_block != 0)) {
+            throw damaged(file, "programs", offsets.section[section::PROGRAMS], "record %zu: blocks lie behind the programs", i);
+        }
     }
     for (const ProgramEntry &program : artifact.programs) ProgramRules(artifact, program, file, offsets).check();
 }
