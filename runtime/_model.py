@@ -118,6 +118,8 @@ class Model:
             if (spec.dtype == "bool" or spec.dtype[0] in "iu") and all(extent == 1 for extent in spec.shape)
         )
         self._output_names = tuple(spec.name for spec in self.outputs)
+        self._input_addresses = ctypes.c_void_p * len(self.inputs)
+        self._output_addresses = ctypes.c_void_p * len(self.outputs)
         self._shapes: dict[tuple[Any, ...], list[tuple[int, ...] | None]] = {}
         self._dtypes: list[Any] = []
         self._caller: Any = None
@@ -346,7 +348,7 @@ class Model:
     def _run_in(
         self, session: int, given: list[_tensors.View], outputs: Mapping[str, Any] | None, timeout: float | None
     ) -> list[Any]:
-        inputs = (ctypes.c_void_p * len(given))(*[view.address for view in given])
+        inputs = self._input_addresses(*[view.address for view in given])
         error = native.new_error()
         key: tuple[Any, ...] = tuple(view.shape for view in given)
         if self._choosing:
@@ -367,7 +369,7 @@ class Model:
         addresses = [
             view.address if view and shape is not None else None for view, shape in zip(views, shapes, strict=True)
         ]
-        targets = (ctypes.c_void_p * len(views))(*addresses)
+        targets = self._output_addresses(*addresses)
         options = None
         if timeout is not None and timeout < _LONGEST_SECONDS:
             options = native.info(native.RunOptions)

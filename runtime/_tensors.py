@@ -66,7 +66,7 @@ class View:
 def view(name: str, array: Any, *, writable: bool = False) -> View:
     """A view of a numpy array, a torch tensor, or anything with __dlpack__. `name` is for messages."""
     module = type(array).__module__
-    if module == "numpy" and hasattr(array, "ctypes"):  # an array, not a scalar
+    if module == "numpy" and hasattr(array, "__array_finalize__"):  # an array, not a scalar
         return _numpy_view(name, array, writable)
     if module == "torch" or module.startswith("torch."):
         return _torch_view(name, array)
