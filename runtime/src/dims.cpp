@@ -22,8 +22,8 @@ const char *check_dim_code(const DimCode *code, uint32_t count) {
 }
 
 bool evaluate_dim(const DimCode *code, uint32_t count, const int64_t *symbols, int64_t *out) {
-    int64_t stack[kDimStackDepth + 1];
-    int64_t *top = stack - 1;
+    int64_t stack[kDimStackDepth + 1] = {};  // an unused place first, below the bottom
+    int64_t *top = stack;
     for (uint32_t i = 0; i < count; ++i) {
         const DimCode &c = code[i];
         if (c.op == dim_op::CONSTANT) {
