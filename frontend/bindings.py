@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aot import dims as dimension
@@ -35,7 +35,7 @@ class Bindings:
     def __init__(self, dims: Mapping[str, DimOption] | None = None) -> None:
         self.options = dict(dims or {})
         self.display: dict[str, str] = {}
-        self.notes: list[str] = []
+        self._needed_by: dict[str, list[str]] = {}  # who asked for a condition on a symbol
         self._used: set[str] = set()
         self._by_text: dict[str, Symbol] = {}
         self._replaced: dict[str, Dim] = {}
@@ -129,7 +129,7 @@ class Bindings:
 
     def resolve(self, left: Dim, right: Dim, where: str) -> bool:
         """Finds a condition that makes the two equal, and keeps it. False where there is none."""
-        for trial, text in (*_conditions(left, right), *_equal_factors(left - right, self._axis)):
+        for trial in (*_conditions(left, right), *_equal_factors(left - right, self._axis)):
 
             def put(found: Symbol, trial: Mapping[str, Dim] = trial) -> Dim:
                 return trial.get(found.name, found.dim)
@@ -138,9 +138,27 @@ class Bindings:
                 continue
             self._replaced = {name: dimension.substitute(old, put) for name, old in self._replaced.items()}
             self._replaced = trial | self._replaced
-            self.notes.append(f"{self.user_text(text)} (needed by {where})")
+            for name in trial:
+                self._needed_by.setdefault(name, []).append(where)
             return True
         return False
+
+    def conditions(self) -> list[str]:
+        """What sizes must be beyond what the model and the options say, one line for all sizes with the same."""
+        found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        declared = {symbol.name: symbol for symbol in self._by_text.values()}
+        for name, nodes in self._needed_by.items():
+            symbol = declared.get(name, Symbol(name))
+            option = self.options.get(name, self.options.get(self.display.get(name, name)))
+            if isinstance(option, tuple):
+                symbol = replace(symbol, lo=option[0], hi=option[1])
+            words = _condition(symbol, self._replaced[name])
+            if words:
+                found.setdefault((words, tuple(dict.fromkeys(nodes))), []).append(name)
+        return [
+            self.user_text(f"{' and '.join(names)} must {words}") + f" (needed by {counted(nodes)})"
+            for (words, nodes), names in found.items()
+        ]
 
     def user_text(self, text: str) -> str:
         """A message with the symbols' plain names replaced by the model's own text."""
@@ -151,8 +169,34 @@ class Bindings:
         return re.sub(r"[A-Za-z_]\w*", put, text)
 
 
-def _conditions(left: Dim, right: Dim) -> Iterator[tuple[dict[str, Dim], str]]:
-    """Candidate conditions, best first: what replaces symbols, by name, and the condition in words."""
+def counted(names: Sequence[str]) -> str:
+    """The first of names, and how many more there are."""
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+
+
+def _condition(declared: Symbol, dim: Dim) -> str:
+    """What a symbol must do to be `dim`, beyond its declared bounds; "" where that is nothing more."""
+    if isinstance(dim, int):
+        return f"equal {dim}"
+    symbol = _plain_symbol(dim)
+    if symbol is None or symbol.name != declared.name:
+        return f"equal {dim}"  # the bounds of the other symbol are its own condition
+    words = []
+    if symbol.divisor != declared.divisor:
+        words.append(f"be a multiple of {symbol.divisor}")
+    above = symbol.lo if symbol.lo > max(declared.lo, symbol.divisor) else None
+    below = symbol.hi if symbol.hi is not None and (declared.hi is None or symbol.hi < declared.hi) else None
+    if above is not None and below is not None:
+        words.append(f"be from {above} to {below}")
+    elif above is not None:
+        words.append(f"be at least {above}")
+    elif below is not None:
+        words.append(f"be at most {below}")
+    return " and ".join(words)
+
+
+def _conditions(left: Dim, right: Dim) -> Iterator[dict[str, Dim]]:
+    """Candidate conditions, best first: what replaces symbols, by name."""
     difference = left - right
     symbols = [symbol for symbol in dimension.symbols_of(difference) if symbol.origin == "input"]
     solved = sorted(
@@ -172,24 +216,22 @@ def _conditions(left: Dim, right: Dim) -> Iterator[tuple[dict[str, Dim], str]]:
             if merged is None:
                 continue
             replaced = {symbol.name: merged.dim, other.name: merged.dim}
-        yield replaced, f"{symbol} must equal {dim}"
+        yield replaced
     for symbol in symbols:
-        for least, most, words in _bound_candidates(difference, symbol):
-            yield {symbol.name: replace(symbol, lo=least, hi=most).dim}, words
+        for least, most in _bound_candidates(difference, symbol):
+            yield {symbol.name: replace(symbol, lo=least, hi=most).dim}
     for symbol in symbols:
         for least, most in _level_candidates(left, right, symbol):
-            words = f"{symbol} must be {least}" if least == most else f"{symbol} must be from {least} to {most}"
-            yield {symbol.name: least if least == most else replace(symbol, lo=least, hi=most).dim}, words
+            yield {symbol.name: least if least == most else replace(symbol, lo=least, hi=most).dim}
     for symbol in symbols:
         for divisor in _DIVISORS:
             if divisor % symbol.divisor == 0 and divisor != symbol.divisor:
                 least = -(-max(symbol.lo, 1) // divisor) * divisor
                 if symbol.hi is None or symbol.hi >= least:
-                    dim = replace(symbol, divisor=divisor, lo=least).dim
-                    yield {symbol.name: dim}, f"{symbol} must be a multiple of {divisor}"
+                    yield {symbol.name: replace(symbol, divisor=divisor, lo=least).dim}
 
 
-def _equal_factors(difference: Dim, axis: Mapping[str, int]) -> Iterator[tuple[dict[str, Dim], str]]:
+def _equal_factors(difference: Dim, axis: Mapping[str, int]) -> Iterator[dict[str, Dim]]:
     """Symbols of a quotient's two sides that may be one: `a * b // c`, where nothing says that c divides a * b.
 
     Exporters name the batch of each input on its own; a reshape of one by the batch of another then divides so.
@@ -203,7 +245,7 @@ def _equal_factors(difference: Dim, axis: Mapping[str, int]) -> Iterator[tuple[d
         for symbol in sorted(found, key=lambda s: axis.get(s.name, -1) != axis.get(divisor.name, -2)):
             merged = _merge(divisor, symbol)
             if merged is not None:
-                yield {divisor.name: merged.dim, symbol.name: merged.dim}, f"{divisor} must equal {symbol}"
+                yield {divisor.name: merged.dim, symbol.name: merged.dim}
 
 
 def _merge(left: Symbol, right: Symbol) -> Symbol | None:
@@ -236,7 +278,7 @@ def _solve(difference: Dim, symbol: Symbol) -> Dim | None:
     return dimension.exact_div(-rest, coefficients[0])
 
 
-def _bound_candidates(difference: Dim, symbol: Symbol) -> Iterator[tuple[int, int | None, str]]:
+def _bound_candidates(difference: Dim, symbol: Symbol) -> Iterator[tuple[int, int | None]]:
     """Bounds on a symbol that decide a min or max in which it meets a number."""
     for call in _calls(difference):
         if call.function not in ("min", "max"):
@@ -252,9 +294,9 @@ def _bound_candidates(difference: Dim, symbol: Symbol) -> Iterator[tuple[int, in
                 above = _least(other, symbol, number + 1)
                 limit = above - 1 if above is not None else None
                 if limit is not None and limit >= symbol.lo and (symbol.hi is None or limit < symbol.hi):
-                    yield symbol.lo, limit, f"{symbol} must be at most {limit}"
+                    yield symbol.lo, limit
                 if least > symbol.lo and (symbol.hi is None or least <= symbol.hi):
-                    yield least, symbol.hi, f"{symbol} must be at least {least}"
+                    yield least, symbol.hi
 
 
 def _level_candidates(left: Dim, right: Dim, symbol: Symbol) -> Iterator[tuple[int, int]]:
@@ -267,7 +309,7 @@ def _level_candidates(left: Dim, right: Dim, symbol: Symbol) -> Iterator[tuple[i
         return
     first, last = max(first, symbol.lo), above - 1 if symbol.hi is None else min(above - 1, symbol.hi)
     # The whole range first; then the parts in which a min or max inside is decided as well.
-    for least, most, _ in ((first, last, ""), *_bound_candidates(left - right, symbol)):
+    for least, most in ((first, last), *_bound_candidates(left - right, symbol)):
         low, high = max(first, least), last if most is None else min(last, most)
         if low <= high:
             yield low, high

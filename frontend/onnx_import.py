@@ -31,7 +31,7 @@ from aot.frontend import (
     onnx_trees,
     onnx_window,
 )
-from aot.frontend.bindings import Bindings, DimOption
+from aot.frontend.bindings import Bindings, DimOption, counted
 from aot.frontend.known import KnownBuilder
 from aot.frontend.onnx_branches import Branches, Choices, InputChoice
 from aot.frontend.onnx_model import OnnxModel, plain_domain
@@ -138,7 +138,7 @@ class Importer:
         self.rejected: dict[tuple[str, str, int, str], list[str]] = {}
         self.names: dict[Value, str] = {}
         self.squeezes_open_axes = False
-        self.notes: list[str] = []
+        self.notes: list[tuple[str, str]] = []  # (what the user should know, node)
         self.where = ""
 
     def run(self) -> Graph | None:
@@ -602,7 +602,6 @@ def import_onnx(
         histogram[name] = histogram.get(name, 0) + 1
     used = {symbol.name for _, graph in graphs for symbol in graph.symbols}
     displayed = {name: text for importer, _ in found for name, text in importer.bindings.display.items()}
-    notes = [note for importer, _ in found for note in (*importer.bindings.notes, *importer.notes)]
     info = ImportInfo(
         digest=model.digest,
         opset=model.opsets.get("", 0),
@@ -610,9 +609,27 @@ def import_onnx(
         symbols={name: text for name, text in displayed.items() if name in used},
         node_count=len(model.graph.node),
         ops=dict(sorted(histogram.items())),
-        warnings=tuple(dict.fromkeys(notes)),
+        warnings=_warnings([importer for importer, _ in found]),
     )
     return tuple(graphs), info
+
+
+def _warnings(importers: Sequence[Importer]) -> tuple[str, ...]:
+    """What the user should know, a line each: the nodes counted, and for which input values where not for all."""
+    found: dict[str, list[str]] = {}
+    for importer in importers:
+        nodes: dict[str, list[str]] = {}
+        for text, node in importer.notes:
+            nodes.setdefault(text, []).append(node)
+        lines = [f"{text} ({counted(names)})" for text, names in nodes.items()]
+        choices = importer.branches.choices
+        held = [f"{name} is {value}" for name, value in choices.chosen.items()]
+        held += [f"{name} is not {value}" for name, values in choices.excluded.items() for value in sorted(values)]
+        for line in (*importer.bindings.conditions(), *lines):
+            found.setdefault(line, []).append(" and ".join(held))
+    return tuple(
+        line if len(held) == len(importers) else f"where {' or '.join(held)}: {line}" for line, held in found.items()
+    )
 
 
 def _explore(

@@ -57,7 +57,7 @@ class Context:
     inputs: Sequence[Value | None]
     attributes: Mapping[str, AttributeProto]
     folder: Path | None
-    notes: list[str] = field(default_factory=list)
+    notes: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def op_type(self) -> str:
@@ -89,7 +89,7 @@ class Context:
 
     def note(self, text: str) -> None:
         """Something that the user should know of what was imported; becomes a warning."""
-        self.notes.append(f"{self.where}: {text}")
+        self.notes.append((text, self.where))
 
     # Operands
 

@@ -93,7 +93,7 @@ def test_conditions(left: Dim, right: Dim, note: str) -> None:
     for name in ("a", "b", "c"):
         bindings.input_dim("x", 0, name)
     assert bindings.resolve(left, right, "node")
-    assert note in bindings.notes[0]
+    assert note in bindings.conditions()[0]
 
 
 @pytest.mark.parametrize(("left", "right"), [(3, 4), (A, A + 1), (A, -2), (A * B, C * C + 1), (A, 0)])
