@@ -59,10 +59,18 @@ def _ratio(element: Element) -> tuple[Dim, Dim]:
         if not math.isfinite(element):
             raise UnknownContents
         fraction = Fraction(element)
-        if fraction.denominator > 1 << 20:
+        if fraction.denominator > 1 << 30:
             raise UnknownContents
         return fraction.numerator, fraction.denominator
     return element, 1
+
+
+def as_fraction(element: Element) -> tuple[Dim, Dim] | None:
+    """An element as numerator and positive denominator; None for what is no simple ratio."""
+    try:
+        return _ratio(element)
+    except UnknownContents:
+        return None
 
 
 def _number(element: Element) -> float:

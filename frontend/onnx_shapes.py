@@ -8,8 +8,10 @@ import numpy as np
 
 from aot import dims as dimension
 from aot import dtypes
-from aot.dims import Dim, DimExpr
+from aot.dims import Dim
+from aot.dtypes import DType
 from aot.frontend.known import LARGEST_KNOWN
+from aot.frontend.known_scalars import Element, as_fraction
 from aot.frontend.known_tensors import object_array
 from aot.frontend.onnx_registry import Context, Result, onnx_op
 from aot.ir import Value, const_of
@@ -74,7 +76,7 @@ def _reshape(c: Context) -> Result:
             c.fail(f"the shape {list(wanted)} has a negative extent")
         shape.append(extent)
     if free is not None:
-        shape[free] = _missing_extent(c, x.type.elements, dimension.product(shape))
+        shape[free] = _missing_extent(c, x, dimension.product(shape), shape)
     same_extent(x.type.elements, dimension.product(shape), f"elements of [{_text(x.type.shape)}] and [{_text(shape)}]")
     return c.reshape(x, shape)
 
@@ -83,8 +85,9 @@ def _text(shape: Sequence[Dim]) -> str:
     return ", ".join(map(str, shape))
 
 
-def _missing_extent(c: Context, total: Dim, rest: Dim) -> Dim:
+def _missing_extent(c: Context, x: Value, rest: Dim, shape: Sequence[Dim]) -> Dim:
     """The extent that -1 stands for."""
+    total = x.type.elements
     if rest == 0:
         if total == 0:
             return 0
@@ -94,6 +97,9 @@ def _missing_extent(c: Context, total: Dim, rest: Dim) -> Dim:
         return exact
     if isinstance(total, int) and isinstance(rest, int):
         c.fail(f"{total} elements do not divide into rows of {rest}")
+    # Several sizes could make it divide; a leading number that stands in place of a size is that size.
+    if len(dimension.symbols_of(total)) > 1 and shape and isinstance(shape[0], int) and shape[0] > 1:
+        same_extent(x.type.shape[0], shape[0], "the leading extents of a reshape")
     return dimension.floordiv(total, rest)
 
 
@@ -315,20 +321,30 @@ def _pad(c: Context) -> Result:
 
 
 def padded(c: Context, x: Value, before: Sequence[Dim], after: Sequence[Dim], mode: str, value: Value | None) -> Value:
-    """Pads; a negative amount cuts."""
+    """Pads; a negative amount cuts, and one that is negative for some sizes only pads first and then cuts."""
     before, after = list(before), list(after)
+    wanted = [a + n + b for a, n, b in zip(before, x.type.shape, after, strict=True)]
+    crop: list[Dim] = [0] * x.type.rank  # after padding
     for axis in range(x.type.rank):
-        cut_before = -before[axis] if dimension.bounds(before[axis])[0] < 0 else 0
-        cut_after = -after[axis] if dimension.bounds(after[axis])[0] < 0 else 0
-        if dimension.bounds(cut_before)[0] < 0 or dimension.bounds(cut_after)[0] < 0:
-            c.unsupported("pads that may be negative for some sizes and positive for others")
-        if cut_before != 0 or cut_after != 0:
-            size = x.type.shape[axis] - cut_before - cut_after
+        cuts = [-amount if dimension.bounds(amount)[0] < 0 else 0 for amount in (before[axis], after[axis])]
+        if any(dimension.bounds(cut)[0] < 0 for cut in cuts):
+            crop[axis] = dimension.maximum(-before[axis], 0)
+            before[axis], after[axis] = dimension.maximum(before[axis], 0), dimension.maximum(after[axis], 0)
+        elif any(cut != 0 for cut in cuts):
+            size = x.type.shape[axis] - cuts[0] - cuts[1]
             if isinstance(size, int) and size < 0:
                 c.fail(f"pads cut {-size} more elements than axis {axis} has")
-            x = c.slice_axis(x, axis, cut_before, size)
-            before[axis] = 0 if cut_before != 0 else before[axis]
-            after[axis] = 0 if cut_after != 0 else after[axis]
+            x = c.slice_axis(x, axis, cuts[0], size)
+            before[axis] = 0 if cuts[0] != 0 else before[axis]
+            after[axis] = 0 if cuts[1] != 0 else after[axis]
+    x = _grown(c, x, before, after, mode, value)
+    for axis, start in enumerate(crop):
+        x = c.slice_axis(x, axis, start, wanted[axis])
+    return x
+
+
+def _grown(c: Context, x: Value, before: Sequence[Dim], after: Sequence[Dim], mode: str, value: Value | None) -> Value:
+    """Pads by amounts that are not negative."""
     if all(amount == 0 for amount in (*before, *after)):
         return x
     if mode == "constant":
@@ -358,14 +374,29 @@ def _range(c: Context) -> Result:
         if count <= LARGEST_KNOWN:
             contents = [start + number * delta for number in range(count)]
             return c.builder.known_value(object_array(contents, (count,)), dtype)
-    if not isinstance(delta, int) or not all(isinstance(item, int | DimExpr) for item in (start, limit)):
-        c.unsupported("a range whose step is not a plain integer")
-    room = limit - start if delta > 0 else start - limit
-    length = dimension.maximum(dimension.ceildiv(room, abs(delta)), 0)
-    if isinstance(start, int):
+    fractions = [as_fraction(item) for item in (start, limit, delta)]
+    if any(fraction is None for fraction in fractions):
+        c.unsupported("a range whose start, limit or step is no simple ratio of sizes")
+    (first, first_below), (last, last_below), (step, step_below) = (fraction for fraction in fractions if fraction)
+    least, most = dimension.bounds(step)
+    if least <= 0 <= most:
+        c.unsupported("a range whose step may be positive for some sizes and negative for others")
+    room, size = last * first_below - first * last_below, step
+    if least < 0:
+        room, size = -room, -step
+    length = dimension.maximum(dimension.ceildiv(room * step_below, size * (first_below * last_below)), 0)
+    if isinstance(start, int) and isinstance(delta, int):
         return c.op("iota", shape=(length,), axis=0, start=start, step=delta, dtype=dtype)
-    counter = c.op("iota", shape=(length,), axis=0, start=0, step=delta, dtype=dtype)
-    return c.op("add", counter, c.dim_scalar(start, dtype))
+    whole = delta if isinstance(delta, int) else 1
+    result = c.op("iota", shape=(length,), axis=0, start=0, step=whole, dtype=dtype)
+    if not isinstance(delta, int):
+        result = c.op("mul", result, _scalar_of(c, delta, dtype))
+    return result if start == 0 else c.op("add", result, _scalar_of(c, start, dtype))
+
+
+def _scalar_of(c: Context, element: Element, dtype: DType) -> Value:
+    """A number that may depend on sizes, as a rank-0 tensor."""
+    return c.builder.known_value(object_array([element], ()), dtype)
 
 
 @onnx_op("ConstantOfShape")

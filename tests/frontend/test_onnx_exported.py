@@ -1,0 +1,95 @@
+"""Forms that exporters write, each from a model that once failed; against ONNX Runtime at several sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from aot.errors import UnsupportedError
+from aot.evaluate import evaluate
+from aot.frontend import load
+from tests.frontend.models import FLOAT, Array, assert_same, by_onnxruntime, model_of
+
+RNG = np.random.default_rng(7)
+
+
+def normal(*shape: int) -> Array:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def agrees(model: Any, *feeds: dict[str, Array]) -> None:
+    """One import serves every feed."""
+    graph = load(model)
+    for feed in feeds:
+        assert_same(evaluate(graph, feed), by_onnxruntime(model, feed), 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize(("start", "delta"), [(0.0, 1.0), (0.5, 1.0), (2.0, 0.25), (9.0, -1.5)])
+def test_a_float_range_up_to_a_size(start: float, delta: float) -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["size"], start=1, end=2),
+        helper.make_node("Squeeze", ["size"], ["n"]),
+        helper.make_node("Cast", ["n"], ["limit"], to=FLOAT),
+        helper.make_node("Range", ["start", "limit", "delta"], ["places"]),
+        helper.make_node("ReduceSum", ["x"], ["total"]),
+        helper.make_node("Add", ["places", "total"], ["y"]),
+    ]
+    constants = {"start": np.float32(start), "delta": np.float32(delta)}
+    model = model_of(nodes, {"x": (FLOAT, [2, "n"])}, ["y"], constants=constants)
+    agrees(model, *({"x": normal(2, n)} for n in (1, 3, 7, 12)))
+
+
+def test_an_integer_range_whose_step_is_a_size() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["size"], start=0, end=1),
+        helper.make_node("Squeeze", ["size"], ["n"]),
+        helper.make_node("Range", ["start", "limit", "n"], ["places"]),
+        helper.make_node("Identity", ["places"], ["y"]),
+    ]
+    constants = {"start": np.int64(1), "limit": np.int64(11)}
+    model = model_of(nodes, {"x": (FLOAT, ["n"])}, ["y"], constants=constants)
+    agrees(model, *({"x": normal(n)} for n in (1, 2, 4, 30)))
+
+
+def test_a_range_whose_step_has_no_sign_is_refused() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["size"]),
+        helper.make_node("Split", ["size"], ["a", "b"], axis=0),
+        helper.make_node("Sub", ["a", "b"], ["c"]),
+        helper.make_node("Squeeze", ["c"], ["step"]),
+        helper.make_node("Range", ["start", "limit", "step"], ["y"]),
+    ]
+    constants = {"start": np.int64(0), "limit": np.int64(11)}
+    model = model_of(nodes, {"x": (FLOAT, ["n", "m"])}, ["y"], constants=constants)
+    with pytest.raises(UnsupportedError, match="positive for some sizes and negative for others"):
+        load(model)
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect"])
+def test_pads_that_cut_at_some_sizes(mode: str) -> None:
+    """F.pad(u, (0, a.shape - u.shape)), as U-Nets have it."""
+    nodes = [
+        helper.make_node("Shape", ["a"], ["wanted"]),
+        helper.make_node("Shape", ["u"], ["have"]),
+        helper.make_node("Sub", ["wanted", "have"], ["after"]),
+        helper.make_node("Mul", ["after", "zero"], ["before"]),
+        helper.make_node("Concat", ["before", "after"], ["pads"], axis=0),
+        helper.make_node("Pad", ["u", "pads"], ["padded"], mode=mode),
+        helper.make_node("Add", ["padded", "a"], ["y"]),
+    ]
+    inputs = {"u": (FLOAT, ["p", "q"]), "a": (FLOAT, ["r", "s"])}
+    model = model_of(nodes, inputs, ["y"], constants={"zero": np.zeros(2, np.int64)})
+    sizes = (((4, 5), (4, 5)), ((4, 5), (6, 3)), ((7, 4), (5, 7)))
+    agrees(model, *({"u": normal(*u), "a": normal(*a)} for u, a in sizes))
+
+
+def test_a_size_that_a_reshape_has_as_its_leading_number() -> None:
+    """An export that fixed a size, but not in the input's declaration: it is that size, not a multiple of another."""
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
+    model = model_of(nodes, {"x": (FLOAT, ["t", "b", 6])}, ["y"], constants={"shape": np.array([4, -1, 6])})
+    graph = load(model)
+    assert graph.inputs[0].type.shape[0] == 4
+    agrees(model, {"x": normal(4, 3, 6)}, {"x": normal(4, 7, 6)})
