@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aot import frontend
+from aot import custom, frontend
 from aot.artifacts import Artifact
 from aot.assemble import Assembled, assemble
 from aot.backend import BACKENDS
@@ -53,6 +53,7 @@ def compile(
     target: str | Sequence[str] | None = None,
     *,
     options: CompileOptions | None = None,
+    operators: Iterable[custom.Operator | str | os.PathLike[str]] = (),
     progress: Progress | None = None,
     external_name: str = "",
     **changes: Any,
@@ -60,13 +61,19 @@ def compile(
     """Compiles a model: a path or the bytes of an ONNX file, or an onnx.ModelProto.
 
     `target` is one or several targets ("cpu", "cpu:x86-64-v3"); `changes` are fields of
-    CompileOptions. `external_name` is the file name of the weights for weights="external".
-    The artifact's `report` says what was done. Raises ModelError, UnsupportedError, OptionError,
-    TargetError; CompilerError is a defect of aotc.
+    CompileOptions. `operators` are custom operators beside those of installed packages: aot.custom.Operator,
+    or modules and files that define OPERATORS. `external_name` is the file name of the weights for
+    weights="external". The artifact's `report` says what was done. Raises ModelError, UnsupportedError,
+    OptionError, TargetError, OperatorError; CompilerError is a defect of aotc.
     """
     options = replace(options or CompileOptions(), **changes)
     if target is not None:
         options = replace(options, targets=(target,) if isinstance(target, str) else tuple(target))
+    with custom.use(operators):
+        return _compile(model, options, progress, external_name)
+
+
+def _compile(model: Any, options: CompileOptions, progress: Progress | None, external_name: str) -> Artifact:
     tell = progress or (lambda stage, detail: None)
     report = BuildReport()
     check_disable(PIPELINE, options.disable)
@@ -130,7 +137,10 @@ def _read(
 
 
 def check(model: Any) -> list[Any]:
-    """The ops of a model that cannot be compiled, with their nodes and counts; empty when all can."""
+    """The ops of a model that cannot be compiled, with their nodes and counts; empty when all can.
+
+    Custom operators: those of `aot.custom.use` around the call.
+    """
     return list(frontend.check(model))
 
 
@@ -212,6 +222,7 @@ def _meta(
     import numpy
     import onnx
 
+    operators = custom.current().described()
     tools: dict[str, str] = {}
     for backend, _ in targets:
         tools.update(backend.tools(options.c_compiler or None))
@@ -220,6 +231,7 @@ def _meta(
         "build": report.figures,
         "fusion_refusals": [list(item) for item in report.refusals],
         "notes": list(report.notes),
+        **({"operators": operators} if operators else {}),
         "options": options.to_json(),
         "source": {
             "digest": info.digest,

@@ -36,6 +36,12 @@ class UnsupportedError(AotError):
     code = "unsupported"
 
 
+class OperatorError(AotError):
+    """A custom operator is wrong: its definition, its functions, or its C source."""
+
+    code = "operator"
+
+
 class OptionError(AotError):
     """An option, or a combination of options, makes no sense for this model."""
 

@@ -16,6 +16,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorPro
 from aot.dims import Dim, maximum
 from aot.errors import AotError, CompilerError, ModelError, UnsupportedError
 from aot.frontend import (
+    onnx_custom,
     onnx_elementwise,
     onnx_gather,
     onnx_linear,
@@ -327,6 +328,15 @@ class Importer:
         poisoned: bool,
     ) -> Sequence[Entry]:
         attributes = onnx_model.attributes_of(node, frame.attributes, name)
+        built_in = (domain, node.op_type) in CONVERTERS or (not domain and node.op_type in ONE_TO_ONE)
+        custom = None if built_in else onnx_custom.find(domain, node.op_type, frame.opsets)
+        if custom is not None:
+            if poisoned:
+                return [POISON] * len(node.output)
+            version = frame.opsets[domain]
+            with self.builder.at(frame.loc or name):
+                context = Context(node, name, self.builder, version, inputs, attributes, self.model.folder, self.notes)
+                return list(onnx_custom.convert(context, custom))
         key = (domain, node.op_type, node.overload)
         if key in self.model.functions:
             return self._call(self.model.functions[key], node, inputs, attributes, name, frame, poisoned)
@@ -335,7 +345,7 @@ class Importer:
         version = frame.opsets[domain]
         schema = _schema(node.op_type, domain, version)
         if schema is None:
-            raise UnsupportedError("" if domain else f"not an operator of operator set {version}")
+            raise UnsupportedError(onnx_custom.why_not(domain, node.op_type, version))
         if schema.deprecated:
             raise ModelError(f"{node.op_type} was removed in operator set {schema.since_version}", where=name)
         _check_node(node, schema, attributes, name)
@@ -383,6 +393,7 @@ class Importer:
                     schema = _schema(child.op_type, domain, version)
                     known = (domain, child.op_type) in CONVERTERS or (not domain and child.op_type in ONE_TO_ONE)
                     known = known or (domain, child.op_type, child.overload) in self.model.functions
+                    known = known or onnx_custom.find(domain, child.op_type, frame.opsets) is not None
                     if not known and not (schema and (schema.has_function or schema.has_context_dependent_function)):
                         self._reject(domain, child.op_type, version, "", name)
                     self._look_inside(child, frame)
@@ -587,8 +598,9 @@ def import_onnx(
     graphs: list[tuple[str, Graph]] = []
     for importer, graph in found:
         if graph is None:
-            hint = "`aotc build --check` lists this without building."
-            raise UnsupportedError(_report(_rejections(importer)), hint=hint)
+            missing = _rejections(importer)
+            hint = onnx_custom.hint(entry.domain for entry in missing)
+            raise UnsupportedError(_report(missing), hint=hint or "`aotc build --check` lists this without building.")
         importer.bindings.check_used()
         choices = importer.branches.choices
         number = {value.name: position for position, value in enumerate(graph.inputs)}

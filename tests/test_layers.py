@@ -22,14 +22,14 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(
         (
             "aot.ops", "aot.builder", "aot.verify", "aot.evaluate", "aot.pattern", "aot.passes", "aot.lower",
-            "aot.views", "aot.storage",
+            "aot.views", "aot.storage", "aot.custom",
         ),
         2,
     ),
     **dict.fromkeys(("aot.transforms", "aot.frontend", "aot.backend", "aot.artifacts"), 3),
     "aot.pipeline": 4,
     **dict.fromkeys(("aot.assemble", "aot.driver"), 5),
-    "aot.cli": 6,
+    **dict.fromkeys(("aot.cli", "aot.testing"), 6),
 }  # fmt: skip
 SEPARATE = ("aot.transforms", "aot.frontend", "aot.backend", "aot.artifacts")
 """Of the same layer, and never importing each other."""

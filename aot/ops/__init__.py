@@ -1,4 +1,4 @@
-"""The op table. Importing this package registers every op; after that the table does not change."""
+"""The op table. Importing this package registers every built-in op; after that the table does not change."""
 
 import importlib
 import pkgutil
@@ -7,6 +7,7 @@ from aot.ops.opdef import (
     OPS,
     AttrSpec,
     DimMismatch,
+    KernelSource,
     Kind,
     OpDef,
     OpError,
@@ -23,6 +24,7 @@ __all__ = [
     "OPS",
     "AttrSpec",
     "DimMismatch",
+    "KernelSource",
     "Kind",
     "OpDef",
     "OpError",

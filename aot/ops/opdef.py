@@ -8,6 +8,7 @@ Backends implement kinds, not ops.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -71,6 +72,21 @@ class Sample:
     absolute: float = 1e-6
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSource:
+    """An op's kernel as source text for one backend. docs/custom_operators.md is its contract.
+
+    text: the source, or a function (attrs, *operand types) -> source. function: the one to call.
+    scratch_bytes: memory of each thread, or a function (attrs, *operand types) -> Dim.
+    row_major: operands and results are dense and row-major; else their strides say where elements lie.
+    """
+
+    text: str | Callable[..., str]
+    function: str
+    scratch_bytes: Dim | Callable[..., Dim] = 0
+    row_major: bool = True
+
+
 InferFn = Callable[..., "TensorType | tuple[TensorType, ...]"]  # (attrs, *input types)
 BodyFn = Callable[..., Expr]  # (attrs, *operand Exprs) -> Expr; MAP
 AccessFn = Callable[[Attrs, Sequence["Source | None"], TensorType, Sequence[Expr]], Expr]
@@ -93,6 +109,7 @@ class OpDef:
     decompose: into simpler ops. ROW ops are lowered through it, inside one kernel.
     cost_flops: scalar operations per output element (MAP) or per inner step; for the cost model.
     onnx: names of ONNX ops that import 1:1 (same operands in the same order, no attributes to map).
+    sources: OPAQUE: the kernel's text by backend, where the backend has no emitter of its own for the op.
     """
 
     name: str
@@ -111,6 +128,12 @@ class OpDef:
     onnx: tuple[str, ...] = ()
     aten: tuple[str, ...] = ()
     commutative: bool = False
+    sources: Mapping[str, KernelSource] = field(default_factory=dict)
+
+    @property
+    def row_major(self) -> bool:
+        """Whether its kernel reads and writes dense row-major tensors only."""
+        return any(source.row_major for source in self.sources.values())
 
     def check_attrs(self, attrs: Attrs) -> Attrs:
         """The attributes with defaults filled in; raises OpError for unknown or missing ones."""
@@ -128,7 +151,42 @@ class OpDef:
         return MappingProxyType(filled)
 
 
-OPS: dict[str, OpDef] = {}
+CustomOps = Callable[[str], "OpDef | None"]
+custom_ops: ContextVar[CustomOps | None] = ContextVar("custom_ops", default=None)
+"""Finds the ops of users by name; None: those of installed packages. `aot.custom` sets it for a build."""
+
+
+class OpTable(dict[str, OpDef]):
+    """Ops by name. Holds and iterates over the built-in ones; looks others up where custom operators are.
+
+    Names of custom operators have a dot in them, those of built-in ops have none.
+    """
+
+    def __missing__(self, name: str) -> OpDef:
+        found = self._custom(name)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or self._custom(name) is not None
+
+    def get(self, name: str, default: OpDef | None = None) -> OpDef | None:  # type: ignore[override]
+        return self[name] if name in self else default
+
+    @staticmethod
+    def _custom(name: object) -> OpDef | None:
+        if not isinstance(name, str) or "." not in name:
+            return None
+        find = custom_ops.get()
+        if find is None:
+            from aot.custom import Operators  # it imports this module
+
+            find = Operators().definition
+        return find(name)
+
+
+OPS = OpTable()
 
 
 def register(op: OpDef) -> OpDef:

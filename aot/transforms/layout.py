@@ -7,6 +7,7 @@ stands before it. After this pass:
   - every `conv` reads a value whose halo covers its padding,
   - every VIEW node except a stepped-backwards slice is an alias of its input,
   - every operand of a `concat` can be written straight into the result,
+  - what a row-major kernel reads or makes is dense and row-major,
   - every graph output is a dense row-major value of its own.
 """
 
@@ -107,6 +108,7 @@ class _Assigner:
         self.copies: dict[tuple[Value, Layout], Value] = {}
         self.fixed = set(graph.inputs) | set(graph.consts)  # values whose bytes are not ours to arrange
         self.in_concat: set[Value] = set()
+        self.dense = _read_or_made_dense(graph)
 
     def run(self) -> Graph:
         for node in self.graph.nodes:
@@ -131,12 +133,15 @@ class _Assigner:
         inputs = [None if value is None else self.new[value] for value in node.inputs]
         if node.op in VIEW_OPS and self._try_view(node, inputs):
             return
+        row_major = OPS[node.op].row_major
+        if row_major:
+            inputs = [self._copy(v, Layout(), node.locs) if v is not None and v.type.layout else v for v in inputs]
         if node.op == "conv":
             inputs[0] = self._window_input(node, _must(inputs[0]))
         if node.op == "concat":
             order = self._order(node, inputs)
             inputs = [
-                self._part(_must(value), order, node, self._is_reshaped(old))
+                self._part(_must(value), order, node, self._is_reshaped(old) or old in self.dense)
                 for value, old in zip(inputs, node.operands, strict=True)
             ]
         outputs = []
@@ -144,6 +149,8 @@ class _Assigner:
             order = self._order(node, inputs, old)
             halo = self.halos.get(old, ())
             layout = Layout(order=() if order == _identity(old.type.rank) else order, halo=halo)
+            if row_major:
+                layout = Layout()
             outputs.append(Value(old.type.with_layout(layout), old.name))
             self.new[old] = outputs[-1]
         self.nodes.append(replace(node, inputs=tuple(inputs), outputs=tuple(outputs)))
@@ -268,6 +275,23 @@ class _Assigner:
                 return out
             self.copies[key] = out
         return self.copies[key]
+
+
+def _read_or_made_dense(graph: Graph) -> set[Value]:
+    """Values that row-major kernels make or read, directly or through views: they cannot lie inside another tensor."""
+    found: set[Value] = set()
+    for node in graph.nodes:
+        if not OPS[node.op].row_major:
+            continue
+        found.update(node.outputs)
+        stack = list(node.operands)
+        while stack:
+            value = stack.pop()
+            found.add(value)
+            source = graph.producer.get(value)
+            if source is not None and source.op in VIEW_OPS:
+                stack.extend(source.operands)
+    return found
 
 
 def _halos_wanted(graph: Graph) -> dict[Value, Halo]:

@@ -16,10 +16,12 @@ from aot.backend.cpu.recur import emit_recurrence
 from aot.backend.cpu.scan import emit_scan
 from aot.backend.cpu.scatter import emit_scatter
 from aot.backend.cpu.sort import emit_sort
+from aot.backend.cpu.source import emit_source
 from aot.backend.cpu.trees import emit_trees
 from aot.backend.cpu.window import emit_window
 from aot.errors import CompilerError
 from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, ScanRoot, WindowRoot
+from aot.ops import OPS
 from aot.target import Target
 
 OWNED: Mapping[str, Callable[[Kernel, Isa], Emitted]] = {
@@ -27,7 +29,7 @@ OWNED: Mapping[str, Callable[[Kernel, Isa], Emitted]] = {
     "tree_ensemble": emit_trees,
     "recur_lstm": emit_recurrence, "recur_gru": emit_recurrence, "recur_rnn": emit_recurrence,
 }  # fmt: skip
-"""The emitters of ops that own their loops."""
+"""The emitters of ops that own their loops; the others have C source in their entry."""
 
 
 class CpuBackend:
@@ -53,12 +55,12 @@ class CpuBackend:
         if isinstance(root, ScanRoot):
             return emit_scan(kernel, isa)
         if isinstance(root, OwnedRoot):
-            if root.op not in OWNED:
+            if root.op not in OWNED and "cpu" not in OPS[root.op].sources:
                 raise CompilerError(
                     f"the CPU backend has no emitter for {root.op} (kind {kernel.kind.value})",
                     hint="The pass decompose writes it in simpler ops: do not disable it.",
                 )
-            return OWNED[root.op](kernel, isa)
+            return OWNED.get(root.op, emit_source)(kernel, isa)
         return emit_loops(kernel, isa)
 
     def build(

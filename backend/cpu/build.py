@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from aot.backend.cpu.isa import Isa
+from aot.backend.cpu.source import compile_fault, link_fault
 from aot.errors import CompilerError, TargetError
 
 FLAGS = (
@@ -43,6 +44,7 @@ LINK_FLAGS = (
     "-shared",
     "-nostdlib",
     "-s",
+    "-Wl,-z,defs",  # what is called must be there now, not when the artifact is loaded
     "-Wl,--build-id=none",
     "-Wl,-z,noexecstack",
     "-Wl,-z,relro",
@@ -140,7 +142,7 @@ def build(
 ) -> bytes:
     """Compiles (symbol, source) pairs and links them; each source defines the function KERNEL.
 
-    Raises CompilerError with the compiler's first lines if a source does not compile.
+    Raises CompilerError with the compiler's first lines if a source does not compile; OperatorError if it is a user's.
     """
     with tempfile.TemporaryDirectory(prefix="aotc-") as folder:
         work = Path(folder)
@@ -158,7 +160,10 @@ def build(
                 (work / f"{number}.o").write_bytes(path.read_bytes())
         (work / "objects").write_text("\n".join(f"{number}.o" for number in range(len(objects))))
         command = [*compiler.command, *LINK_FLAGS, *compiler.isa_flags(isa), "-o", "kernels.so", "@objects"]
-        _run(command, "", "linking the kernels", work)
+        try:
+            _run(command, "", "linking the kernels", work)
+        except _CompilerFailed as error:
+            raise link_fault([source for _, source in units], error.lines) or error from None
         return (work / "kernels.so").read_bytes()
 
 
@@ -169,7 +174,10 @@ def _object(symbol: str, source: str, isa: Isa, compiler: Compiler, cache_dir: P
     if cached is not None and cached.exists():
         return cached
     define = [f"-DKERNEL={symbol}"] if symbol else []
-    _run([*compiler.command, *flags, *define, "-c", "-x", "c", "-", "-o", str(path)], source, symbol, path.parent)
+    try:
+        _run([*compiler.command, *flags, *define, "-c", "-x", "c", "-", "-o", str(path)], source, symbol, path.parent)
+    except _CompilerFailed as error:
+        raise compile_fault(source, error.lines) or error from None
     if cached is not None:
         try:
             cached.parent.mkdir(parents=True, exist_ok=True)
@@ -179,6 +187,12 @@ def _object(symbol: str, source: str, isa: Isa, compiler: Compiler, cache_dir: P
         except OSError:
             return path  # a cache that cannot be written is only slower
     return path
+
+
+class _CompilerFailed(CompilerError):
+    """A compiler or linker failed; `lines` are what it said."""
+
+    lines: Sequence[str] = ()
 
 
 def _run(command: Sequence[str], source: str, what: str, folder: Path) -> None:
@@ -192,4 +206,6 @@ def _run(command: Sequence[str], source: str, what: str, folder: Path) -> None:
     if done.returncode:
         lines = done.stderr.decode(errors="replace").splitlines()
         problems = [line for line in lines if "error" in line] or lines
-        raise CompilerError("the C compiler failed: " + "; ".join(problems[:6]), where=what)
+        failed = _CompilerFailed("the C compiler failed: " + "; ".join(problems[:6]), where=what)
+        failed.lines = lines
+        raise failed
