@@ -50,8 +50,6 @@ int64_t shape_bytes(const Artifact &artifact, Run shape, uint32_t dtype) {
 
 namespace {
 
-constexpr uint32_t kSectionKinds = section::FLOW + 1;
-
 void check_zero(const ByteSource &source, uint64_t start, uint64_t end, const char *where) {
     uint8_t bytes[4096];
     for (uint64_t at = start; at < end;) {

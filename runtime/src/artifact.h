@@ -7,6 +7,8 @@
 
 namespace aot {
 
+inline constexpr uint32_t kSectionKinds = format::section::FLOW + 1;  // sections that this reader knows, and 0
+
 struct SectionPlace {
     uint64_t offset = 0;
     uint64_t bytes = 0;

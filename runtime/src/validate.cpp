@@ -175,10 +175,15 @@ private:
         }
     }
 
+    bool fits_shape(Run shape, uint32_t dtype, uint64_t bytes) const {
+        const int64_t needed = shape_bytes(a_, shape, dtype);
+        return shape.count <= kMaxRank && needed >= 0 && static_cast<uint64_t>(needed) == bytes;
+    }
+
     void sources() const {
         for (uint32_t i = 0; i < p_.sources.count; ++i) {
             const SourceEntry &source = a_.sources[p_.sources.first + i];
-            if (shape_bytes(a_, source.shape, source.dtype) != static_cast<int64_t>(source.bytes)) {
+            if (!fits_shape(source.shape, source.dtype, source.bytes)) {
                 fail(section::SOURCES, p_.sources.first + i, "bytes do not fit dtype and shape");
             }
         }
@@ -188,7 +193,7 @@ private:
         for (uint32_t i = 0; i < p_.constants.count; ++i) {
             const size_t record = p_.constants.first + i;
             const ConstantEntry &constant = a_.constants[record];
-            if (shape_bytes(a_, constant.shape, constant.dtype) != static_cast<int64_t>(constant.bytes)) {
+            if (!fits_shape(constant.shape, constant.dtype, constant.bytes)) {
                 fail(section::CONSTANTS, record, "bytes do not fit dtype and shape");
             }
             if (constant.flags & constant_flag::EMBEDDED) {

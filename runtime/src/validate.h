@@ -7,7 +7,7 @@ namespace aot {
 
 // File offset of each section, for messages.
 struct Offsets {
-    uint64_t section[format::section::DEBUG + 1];
+    uint64_t section[kSectionKinds];
 };
 
 void validate(const Artifact &artifact, const char *file, const Offsets &offsets);
