@@ -218,7 +218,12 @@ def _conditions(left: Dim, right: Dim) -> Iterator[dict[str, Dim]]:
             replaced = {symbol.name: merged.dim, other.name: merged.dim}
         yield replaced
     for symbol in symbols:
-        for least, most in _bound_candidates(difference, symbol):
+        usual = dimension.typical_extent(symbol)
+        ranges = list(_bound_candidates(difference, symbol))
+        # Where both sides of a bound would do, the one with the usual sizes: the other leaves 0 or 1 element.
+        for least, most in sorted(
+            ranges, key=lambda ends: not ends[0] <= usual <= (usual if ends[1] is None else ends[1])
+        ):
             yield {symbol.name: replace(symbol, lo=least, hi=most).dim}
     for symbol in symbols:
         for least, most in _level_candidates(left, right, symbol):
@@ -287,11 +292,12 @@ def _bound_candidates(difference: Dim, symbol: Symbol) -> Iterator[tuple[int, in
             for other in call.args:
                 if not isinstance(number, int) or dimension.symbols_of(other) != (symbol,):
                     continue
-                least = _least(other, symbol, number)
+                growing, reached = (-other, -number) if _shrinks(other, symbol) else (other, number)
+                least = _least(growing, symbol, reached)
                 if least is None:
                     continue
-                # `other` is at least `number` from `least` on, and at most `number` until `limit`.
-                above = _least(other, symbol, number + 1)
+                # It is at least `reached` from `least` on, and at most that until `limit`.
+                above = _least(growing, symbol, reached + 1)
                 limit = above - 1 if above is not None else None
                 if limit is not None and limit >= symbol.lo and (symbol.hi is None or limit < symbol.hi):
                     yield symbol.lo, limit
@@ -313,6 +319,12 @@ def _level_candidates(left: Dim, right: Dim, symbol: Symbol) -> Iterator[tuple[i
         low, high = max(first, least), last if most is None else min(last, most)
         if low <= high:
             yield low, high
+
+
+def _shrinks(dim: Dim, symbol: Symbol) -> bool:
+    """Whether a dimension becomes smaller as its only symbol grows."""
+    near, far = (dimension.evaluate(dim, {symbol.name: size}) for size in (symbol.lo, symbol.lo + (1 << 30)))
+    return far < near
 
 
 def _least(dim: Dim, symbol: Symbol, number: int) -> int | None:

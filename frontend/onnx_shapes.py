@@ -97,8 +97,9 @@ def _missing_extent(c: Context, x: Value, rest: Dim, shape: Sequence[Dim]) -> Di
         return exact
     if isinstance(total, int) and isinstance(rest, int):
         c.fail(f"{total} elements do not divide into rows of {rest}")
-    # Several sizes could make it divide; a leading number that stands in place of a size is that size.
-    if len(dimension.symbols_of(total)) > 1 and shape and isinstance(shape[0], int) and shape[0] > 1:
+    # Several sizes could make it divide; what leads the result in place of a leading size is that size.
+    several = len({*dimension.symbols_of(total), *dimension.symbols_of(rest)}) > 1
+    if several and x.type.rank and shape and not all(isinstance(extent, int) for extent in (x.type.shape[0], shape[0])):
         same_extent(x.type.shape[0], shape[0], "the leading extents of a reshape")
     return dimension.floordiv(total, rest)
 
@@ -241,11 +242,15 @@ def slice_range(c: Context, start: Dim, end: Dim, step: int, extent: Dim) -> tup
             if position <= -_FAR:
                 return lowest
         lo, hi = dimension.bounds(position)
-        if hi < 0:
+        backwards = hi < 0 or (lo < 0 and dimension.typical(position) < 0 <= dimension.typical(position + extent))
+        if lo < 0 <= hi:  # it may count from either end: one is assumed, and becomes a condition on the sizes
+            if not backwards:
+                same_extent(dimension.maximum(position, 0), position, "a slice position that counts from the start")
+            else:
+                back = -position
+                same_extent(dimension.maximum(back, 1), back, "a slice position that counts back from the end")
+        if backwards:
             position = position + extent
-        elif lo < 0:
-            hint = f"Bound the dimensions of {position} so that its sign is known, as in --dim NAME=2..64."
-            c.unsupported(f"slice position {position} may be negative (from the end) or not", hint)
         return dimension.minimum(dimension.maximum(position, lowest), highest)
 
     first, last = place(start), place(end)

@@ -93,3 +93,42 @@ def test_a_size_that_a_reshape_has_as_its_leading_number() -> None:
     graph = load(model)
     assert graph.inputs[0].type.shape[0] == 4
     agrees(model, {"x": normal(4, 3, 6)}, {"x": normal(4, 7, 6)})
+
+
+def test_a_slice_that_leaves_the_middle_of_a_table() -> None:
+    """Relative positions: table[most - n + 1 : most + n]; sizes beyond the table are refused by a guard."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"], start=1, end=2),
+        helper.make_node("Sub", ["most", "n"], ["first"]),
+        helper.make_node("Add", ["most", "n"], ["last"]),
+        helper.make_node("Slice", ["table", "first", "last", "axis"], ["part"]),
+        helper.make_node("ReduceSum", ["x"], ["total"]),
+        helper.make_node("Add", ["part", "total"], ["y"]),
+    ]
+    constants = {"table": normal(1, 21, 3), "most": np.array([10]), "axis": np.array([1])}
+    model = model_of(nodes, {"x": (FLOAT, [2, "n"])}, ["y"], constants=constants)
+    agrees(model, *({"x": normal(2, n)} for n in (1, 4, 10)))
+    assert load(model).symbols[0].hi == 10
+
+
+def test_a_slice_that_counts_back_by_a_size() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"], start=0, end=1),
+        helper.make_node("Sub", ["two", "n"], ["first"]),
+        helper.make_node("Slice", ["x", "first", "far"], ["y"]),
+    ]
+    constants = {"two": np.array([2]), "far": np.array([1 << 60])}
+    model = model_of(nodes, {"x": (FLOAT, ["n"])}, ["y"], constants=constants)
+    agrees(model, *({"x": normal(n)} for n in (3, 4, 10)))
+
+
+def test_leading_sizes_of_a_reshape_are_one() -> None:
+    """An encoder's batch beside a decoder's, exported as two names."""
+    nodes = [
+        helper.make_node("Shape", ["y"], ["b"], start=0, end=1),
+        helper.make_node("Concat", ["b", "rest"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["x", "shape"], ["z"]),
+    ]
+    inputs = {"x": (FLOAT, ["b1", 5, 8]), "y": (FLOAT, ["b2"])}
+    model = model_of(nodes, inputs, ["z"], constants={"rest": np.array([-1, 2, 4])})
+    agrees(model, {"x": normal(3, 5, 8), "y": normal(3)}, {"x": normal(1, 5, 8), "y": normal(1)})
