@@ -132,6 +132,18 @@ template <class W> W apply(uint32_t op, W a, W b) {
     }
 }
 
+// A float as an integer, toward zero. Values outside the type's range give what x86-64's conversions give (numpy leaves
+// them to the compiler, and C++ to nobody).
+template <class To> To to_integer(double x) {
+    if constexpr (std::is_same_v<To, uint64_t>) {
+        if (x >= 0x1p63 && x < 0x1p64) return static_cast<uint64_t>(x);
+    }
+    if constexpr (sizeof(To) == 8 || std::is_same_v<To, uint32_t>) {
+        return static_cast<To>(x >= -0x1p63 && x < 0x1p63 ? static_cast<int64_t>(x) : INT64_MIN);
+    }
+    return static_cast<To>(x >= -0x1p31 && x < 0x1p31 ? static_cast<int32_t>(x) : INT32_MIN);
+}
+
 template <class From, class To> void convert(const From *from, To *to, size_t n) {
     for (size_t i = 0; i < n; ++i) {
         const auto value = Wide<From>::load(from[i]);
@@ -141,6 +153,8 @@ template <class From, class To> void convert(const From *from, To *to, size_t n)
             else to[i] = to_half(static_cast<float>(value));
         } else if constexpr (std::is_same_v<To, Brain>) {
             to[i] = to_brain(static_cast<float>(value));
+        } else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<decltype(Wide<From>::load(from[0]))>) {
+            to[i] = to_integer<To>(value);
         } else {
             to[i] = static_cast<To>(value);
         }
@@ -300,8 +314,9 @@ private:
     Tensor binary(uint32_t op, const Tensor &left, const Tensor &right) const {
         if (left.dtype != right.dtype) fail("operands of two element types");
         const size_t rank = left.shape.size() > right.shape.size() ? left.shape.size() : right.shape.size();
-        int64_t shape[kMaxRank], left_strides[kMaxRank], right_strides[kMaxRank];
-        int64_t left_step = 1, right_step = 1;
+        int64_t shape[kMaxRank];
+        size_t left_strides[kMaxRank], right_strides[kMaxRank];
+        size_t left_step = 1, right_step = 1;  // they may wrap where there are no elements
         for (size_t i = 0; i < rank; ++i) {  // from the last axis
             const size_t axis = rank - 1 - i;
             const int64_t l = i < left.shape.size() ? left.shape[left.shape.size() - 1 - i] : 1;
@@ -310,7 +325,7 @@ private:
             shape[axis] = l == 1 ? r : l;
             left_strides[axis] = l == 1 ? 0 : left_step;
             right_strides[axis] = r == 1 ? 0 : right_step;
-            left_step *= l, right_step *= r;
+            left_step *= static_cast<size_t>(l), right_step *= static_cast<size_t>(r);
         }
         Tensor result = make(left.dtype, shape, rank);
         const size_t n = result.elements();
@@ -322,13 +337,14 @@ private:
             const T *b = reinterpret_cast<const T *>(right.data.data());
             T *out = reinterpret_cast<T *>(result.data.data());
             int64_t index[kMaxRank] = {};
-            int64_t at_left = 0, at_right = 0;
+            size_t at_left = 0, at_right = 0;
             for (size_t i = 0; i < n; ++i) {
                 out[i] = Wide<T>::store(apply<W>(op, Wide<T>::load(a[at_left]), Wide<T>::load(b[at_right])));
                 for (size_t axis = rank; axis-- > 0;) {
                     at_left += left_strides[axis], at_right += right_strides[axis];
                     if (++index[axis] < shape[axis]) break;
-                    at_left -= left_strides[axis] * shape[axis], at_right -= right_strides[axis] * shape[axis];
+                    at_left -= left_strides[axis] * static_cast<size_t>(shape[axis]);
+                    at_right -= right_strides[axis] * static_cast<size_t>(shape[axis]);
                     index[axis] = 0;
                 }
             }
@@ -349,9 +365,9 @@ private:
         }
         const int64_t *const coefficients = &a_.integers[r.coefficients.first].value;
         const size_t item = item_bytes(*find_dtype(from.dtype));
-        int64_t strides[kMaxRank];
-        int64_t step = 1;
-        for (size_t axis = source_rank; axis-- > 0;) strides[axis] = step, step *= from.shape[axis];
+        uint64_t strides[kMaxRank];
+        uint64_t step = 1;
+        for (size_t axis = source_rank; axis-- > 0;) strides[axis] = step, step *= static_cast<uint64_t>(from.shape[axis]);
         // Coefficients times extents must not overflow.
         for (size_t i = 0; i < rank * source_rank; ++i) {
             int64_t reach;
@@ -365,10 +381,12 @@ private:
         uint8_t *out = to.data.data();
         for (size_t done = 0; done < n; done += static_cast<size_t>(inner), out += static_cast<size_t>(inner) * item) {
             // The part of the innermost axis that lies inside the source.
-            int64_t first = 0, last = inner - 1, at = 0, stride = 0;
+            int64_t first = 0, last = inner - 1;
+            uint64_t at = 0, stride = 0;  // they may wrap where no element lies inside
             for (size_t axis = 0; axis < source_rank; ++axis) {
                 const int64_t c = coefficients[axis * rank + rank - 1], top = from.shape[axis] - 1;
-                at += base[axis] * strides[axis], stride += c * strides[axis];
+                at += static_cast<uint64_t>(base[axis]) * strides[axis];
+                stride += static_cast<uint64_t>(c) * strides[axis];
                 if (c == 0) {
                     if (base[axis] < 0 || base[axis] > top) last = -1;
                 } else {
@@ -382,7 +400,9 @@ private:
                     if (to_i < last) last = to_i;
                 }
             }
-            copy(out, from.data.data(), at, stride, first, last, item);
+            if (first <= last) {
+                copy(out, from.data.data(), at, stride, static_cast<size_t>(first), static_cast<size_t>(last), item);
+            }
             for (size_t axis = rank - 1; axis-- > 0;) {
                 for (size_t s = 0; s < source_rank; ++s) base[s] += coefficients[s * rank + axis];
                 if (++index[axis] < to.shape[axis]) break;
@@ -393,17 +413,15 @@ private:
         return to;
     }
 
-    static void copy(uint8_t *to, const uint8_t *from, int64_t at, int64_t stride, int64_t first, int64_t last,
+    static void copy(uint8_t *to, const uint8_t *from, uint64_t at, uint64_t stride, size_t first, size_t last,
                      size_t item) {
-        if (first > last) return;
         if (stride == 1) {
-            memcpy(to + static_cast<size_t>(first) * item, from + (at + first) * static_cast<int64_t>(item),
-                   static_cast<size_t>(last - first + 1) * item);
+            memcpy(to + first * item, from + (at + first) * item, (last - first + 1) * item);
             return;
         }
-        for (int64_t i = first; i <= last; ++i) {
-            const uint8_t *source = from + (at + i * stride) * static_cast<int64_t>(item);
-            uint8_t *target = to + static_cast<size_t>(i) * item;
+        for (size_t i = first; i <= last; ++i) {
+            const uint8_t *source = from + (at + i * stride) * item;
+            uint8_t *target = to + i * item;
             switch (item) {
                 case 1: *target = *source; break;
                 case 2: memcpy(target, source, 2); break;
