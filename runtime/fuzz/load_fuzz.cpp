@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,14 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
 namespace {
 
 constexpr size_t kLargestBlock = 256 << 10;  // a file of a few kilobytes may ask for terabytes: refused, as by a system
+
+constexpr uint64_t kRunNs = 2'000'000;
+
+uint64_t now_ns() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<uint64_t>(time.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(time.tv_nsec);
+}
 
 #define MUST(condition)                                                             \
     do {                                                                            \
@@ -173,15 +182,15 @@ std::vector<int64_t> values_for(const Artifact &artifact, const ProgramEntry &pr
 }
 
 // What the plan says must hold: every pointer stays inside the memory that it is made of.
-void check_plan(const Model &model, uint32_t variant, const int64_t *symbols) {
+void check_plan(const Model &model, const Variant &unit, const int64_t *symbols) {
     try {
-        const Plan plan = make_plan(model, Memory(&kAllocator), model.variants[variant], symbols);
+        const Plan plan = make_plan(model, Memory(&kAllocator), unit, symbols);
         for (const Patch &p : plan.arena) MUST(p.offset_bytes >= 0 && static_cast<size_t>(p.offset_bytes) <= plan.arena_bytes);
         for (const Patch &p : plan.inputs) MUST(p.offset_bytes >= 0 && p.offset_bytes <= plan.port_bytes[p.index]);
         for (const Patch &p : plan.outputs) {
-            MUST(p.offset_bytes >= 0 && p.offset_bytes <= plan.port_bytes[model.input_count() + p.index]);
+            MUST(p.offset_bytes >= 0 && p.offset_bytes <= plan.port_bytes[unit.entry->inputs.count + p.index]);
         }
-        MUST(plan.shape_of_port.size() == model.input_count() + model.output_count());
+        MUST(plan.steps.size() == unit.entry->steps.count);
     } catch (const Failure &) {
     } catch (const std::bad_alloc &) {
     }
@@ -207,7 +216,11 @@ struct Inputs {
                 shape.push_back(extent);
                 if (extent < 0 || !checked_mul(bytes, extent, &bytes) || bytes > 1 << 20) return false;
             }
-            data.emplace_back(static_cast<size_t>(bytes) + 64, uint8_t{1});
+            data.emplace_back(static_cast<size_t>(bytes) + 64, uint8_t{0});
+            const size_t kind = random.below(4);  // all zero, small numbers, ones, or anything
+            for (size_t at = 0; kind && at < data.back().size(); at += kind < 3 ? item_bytes(dtype) : 1) {
+                data.back()[at] = static_cast<uint8_t>(kind == 1 ? random.below(6) : kind == 2 ? 1 : random.next());
+            }
             shapes.push_back(std::move(shape));
             tensors.push_back({nullptr, 1, 0, static_cast<int32_t>(port.shape.count), dtype.dlpack_code,
                                dtype.dlpack_bits, 1, nullptr, nullptr, 0});
@@ -245,12 +258,15 @@ void use(const aot_model *model, Random &random) {
         if (aot_session_reserve(session, dims.data(), static_cast<uint32_t>(dims.size()), &error) == AOT_ERROR_INTERNAL) {
             touch(error.message);
         }
-        check_plan(*model, number, symbols.data());
+        check_plan(*model, model->variants[number], symbols.data());
         Inputs inputs;
         if (!inputs.make(artifact, program, symbols.data(), random)) continue;
         const uint32_t count = static_cast<uint32_t>(inputs.pointers.size());
         if (aot_session_prepare(session, inputs.pointers.data(), count, &error) != AOT_OK) continue;
-        if (aot_session_run(session, inputs.pointers.data(), count, nullptr, 0, nullptr, &error) != AOT_OK) continue;
+        aot_run_options run = {};
+        run.struct_size = sizeof run;
+        run.deadline_ns = now_ns() + kRunNs;  // a loop without end is a program too
+        if (aot_session_run(session, inputs.pointers.data(), count, nullptr, 0, &run, &error) != AOT_OK) continue;
         for (uint32_t i = 0; i < aot_model_output_count(model); ++i) {
             aot_tensor output = {};
             MUST(aot_session_output(session, i, &output) == AOT_OK);
@@ -260,6 +276,9 @@ void use(const aot_model *model, Random &random) {
         }
         uint64_t ns[4];
         aot_session_profile(session, ns, 4, nullptr);
+    }
+    for (const Variant &block : model->blocks) {
+        check_plan(*model, block, values_for(artifact, *block.entry, random).data());
     }
     aot_session_destroy(session);
 }

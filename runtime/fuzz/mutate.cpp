@@ -188,9 +188,9 @@ void change_parts(Parts &file, Random &random, ChangeBytes change) {
         file.parts.erase(file.parts.begin() + (&part - file.parts.data()));
         return;
     }
-    if (part.entry.entry_bytes && random.one_in(8)) {
+    if (part.entry.entry_bytes && records && random.one_in(8)) {
         // Records of another size: longer ones have fields that this reader does not know.
-        const size_t wanted = std::max<size_t>(4, stride + 4 * random.below(5) - 8);
+        const size_t wanted = std::max<size_t>(12, stride + 4 * random.below(5)) - 8;
         std::vector<uint8_t> other(records * wanted, 0);
         for (size_t i = 0; i < records; ++i) {
             memcpy(other.data() + i * wanted, part.bytes.data() + i * stride, std::min(stride, wanted));

@@ -30,6 +30,9 @@ from aot.program import (
     Argument,
     Buffer,
     Constant,
+    Flow,
+    FlowOp,
+    FlowStep,
     Guard,
     GuardKind,
     KernelCode,
@@ -172,6 +175,54 @@ def placed() -> Iterator[tuple[str, Program]]:
     yield "nothing", simple(kernels=(), steps=(), buffers=(), code=b"")
 
 
+def flows() -> Iterator[tuple[str, Program]]:
+    """Programs of blocks: branches, loops, results that grow, sizes read from data."""
+    n, m = N.dim, Symbol("m", 0, 1000)
+    row = TensorType(dtypes.F32, (n,))
+    one, number = TensorType(dtypes.BOOL, ()), TensorType(dtypes.I64, ())
+    many, half = TensorType(dtypes.F32, (m.dim, n)), TensorType(dtypes.F32, (dims.minimum(m.dim, n),))
+    inputs = (Port("x", row), Port("flag", one), Port("trips", number))
+    held = (Port("y", row), Port("i", number), Port("all", many), Port("part", half), Port("go", one))
+    block = simple(symbols=(N,), state=(), guards=())
+    weighted = replace(made_by([recipe.source(0)], [np.ones((2, 3), np.float32)]), outputs=(Port("w", many),))
+    weighted = replace(weighted, symbols=(m, N), buffers=(weighted.buffers[0], Buffer(Space.OUTPUT, 0, m.dim * n * 4)))
+
+    def step(op: FlowOp, reads: tuple[int, ...] = (), writes: tuple[int, ...] = (), **fields: Any) -> FlowStep:
+        return FlowStep(op, reads, writes, where="node", **fields)
+
+    call = step(FlowOp.CALL, (3,), (3,), block=0)
+    start = step(FlowOp.MOVE, (0,), (3,))
+
+    def program(*steps: FlowStep, result: Port, slot: int) -> Program:
+        return simple(
+            symbols=(N, m),
+            inputs=inputs,
+            outputs=(result,),
+            state=(),
+            buffers=(),
+            steps=(),
+            kernels=(),
+            code=b"",
+            flow=Flow((*inputs, *held), steps, (slot,), (block, weighted), ((0,), (1, 0)), 1),
+        )
+
+    branch = step(FlowOp.IF, (1,), bodies=((call, call), (step(FlowOp.MOVE, (3,), (3,)),)), drops=(1,))
+    yield "branch", program(start, branch, result=Port("r", row), slot=3)
+    grow = step(FlowOp.APPEND, (3,), (5,))
+    loop = step(FlowOp.LOOP, (2, -1), (4,), bodies=((call, grow),))
+    match = step(FlowOp.MATCH, (5,), symbols=(1, -1))
+    yield "loop", program(start, step(FlowOp.CLEAR, (), (5,)), loop, match, result=Port("r", many), slot=5)
+    size = step(FlowOp.READ, (2,), symbols=(1,), clamp=True)
+    part = step(FlowOp.ALIAS, (3,), (6,), drops=(3,))
+    enough = step(FlowOp.CHECK, dims=(m.dim + n, m.dim))
+    yield "size", program(start, size, enough, part, result=Port("r", half), slot=6)
+    same = step(FlowOp.READ, (2,), dims=(3,))
+    whole = step(FlowOp.LOOP, (-1, 7), (-1,), bodies=((call, step(FlowOp.MOVE, (1,), (7,))),))
+    go = step(FlowOp.MOVE, (1, 3), (7, 3))
+    filled = step(FlowOp.CALL, (), (5,), block=1)
+    yield "while", program(start, go, whole, same, size, filled, result=Port("r", many), slot=5)
+
+
 def handmade_seeds() -> Iterator[tuple[str, bytes]]:
     """Artifacts of programs written by hand."""
     base = dense()
@@ -190,6 +241,8 @@ def handmade_seeds() -> Iterator[tuple[str, bytes]]:
         yield f"guard-{name}", handmade.artifact(*programs, debug=None).data
     for name, program in placed():
         yield f"placed-{name}", handmade.artifact(program, debug=None).data
+    for name, program in flows():
+        yield f"flow-{name}", handmade.artifact(program, debug=None).data
 
 
 def models() -> Iterator[tuple[str, onnx.ModelProto]]:
