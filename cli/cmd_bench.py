@@ -12,10 +12,9 @@ from typing import Any
 import click
 
 from aot.cli.common import common_options, note, print_json, print_table, progress, seconds_text, wants
-from aot.cli.feeds import feed_options, feeds, generic
+from aot.cli.feeds import FeedChoice, feed_options, feeds, generic
 from aot.cli.loading import load_model, load_options, open_artifact
 from aot.cli.reference import Reference
-from aot.options import DimRange
 
 MIN_ROUNDS = 5
 WARM_UP_RUNS = 2
@@ -42,9 +41,7 @@ class Timing:
 def command(
     artifact: Path,
     against: Path | None,
-    paths: tuple[Path, ...],
-    seed: int | None,
-    dims: tuple[DimRange, ...],
+    choice: FeedChoice,
     threads: int,
     seconds: float,
     target: str | None,
@@ -53,12 +50,13 @@ def command(
 ) -> None:
     """Time ARTIFACT, one run of each side in turn, so that both meet the same machine.
 
-    The ratio is the artifact's median over ONNX Runtime's: below 1 is faster.
+    FILES: .npz files with arrays by input name, or .npy files for a model of one input; without any the
+    inputs are random. The ratio is the artifact's median over ONNX Runtime's: below 1 is faster.
     """
     program = generic(open_artifact(artifact).programs)
-    cases = feeds(program, paths, seed, dims)
-    model = load_model(artifact, threads, target, weights)
     reference = Reference(against, threads) if against is not None else None
+    cases = feeds(program, choice, reference.inputs if reference is not None else ())
+    model = load_model(artifact, threads, target, weights)
     wanted = {port.name for port in program.inputs}
     documents = []
     for what, feed in cases:

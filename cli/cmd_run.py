@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +11,28 @@ import click
 import numpy as np
 
 from aot.cli.common import check_writable, common_options, note, print_json, print_table, wants
-from aot.cli.feeds import feed_options, feeds, generic, npz_bytes
+from aot.cli.feeds import FeedChoice, feed_options, feeds, generic, npz_bytes
 from aot.cli.loading import load_model, load_options, open_artifact
 from aot.errors import OptionError
-from aot.options import DimRange
+
+MOST_VALUES = 64  # of an output that is printed whole with --json
 
 
 @click.command("run")
 @click.argument("artifact", type=click.Path(path_type=Path))
 @feed_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="OUT.npz", help="Write the outputs there.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="OUT.npz",
+    help="Write the outputs there, by name; OUT.npy for one.",
+)
 @load_options(None)
 @common_options
 def command(
     artifact: Path,
-    paths: tuple[Path, ...],
-    seed: int | None,
-    dims: tuple[DimRange, ...],
+    choice: FeedChoice,
     output: Path | None,
     threads: int | None,
     target: str | None,
@@ -33,27 +40,42 @@ def command(
 ) -> None:
     """Run ARTIFACT once and print what comes out.
 
-    Without --inputs the inputs are random; --dim gives symbolic dimensions a value.
+    FILES: an .npz file with arrays by input name, or an .npy file for a model of one input. Without any
+    the inputs are random; --dim gives symbolic dimensions a value.
     """
-    if len(paths) > 1:
-        raise OptionError("run takes one --inputs file", hint="verify and bench take several.")
+    if len(choice.files) > 1:
+        raise OptionError("run takes one file of inputs", hint="verify and bench take several.")
     if output is not None:
         check_writable(output)
     from aot.artifacts import write_whole
 
     program = generic(open_artifact(artifact).programs)
-    ((what, feed),) = feeds(program, paths, seed, dims)
+    ((what, feed),) = feeds(program, choice)
     model = load_model(artifact, threads, target, weights)
     outputs = {name: np.asarray(value) for name, value in model.run(feed).items()}
     if output is not None:
-        write_whole(output, npz_bytes(outputs))
+        write_whole(output, _file_bytes(output, outputs))
     rows = [statistics(name, value) for name, value in outputs.items()]
     if wants("json"):
+        for row, value in zip(rows, outputs.values(), strict=True):
+            if value.size <= MOST_VALUES:
+                row["values"] = value.tolist()
         print_json({"inputs": {"what": what, "shapes": {k: list(v.shape) for k, v in feed.items()}}, "outputs": rows})
         return
-    if not paths:
+    if choice.random or choice.is_random:
         note(what)
     print_table([*rows[0]] if rows else ["output"], [[_cell(value) for value in row.values()] for row in rows])
+
+
+def _file_bytes(path: Path, outputs: Mapping[str, Any]) -> bytes:
+    """The outputs as an .npz file, or the only one as an .npy file."""
+    if path.suffix != ".npy":
+        return npz_bytes(outputs)
+    if len(outputs) != 1:
+        raise OptionError(f"an .npy file holds one array; there are {len(outputs)} outputs", hint="Write an .npz file.")
+    buffer = io.BytesIO()
+    np.save(buffer, next(iter(outputs.values())), allow_pickle=False)
+    return buffer.getvalue()
 
 
 def statistics(name: str, array: Any) -> dict[str, Any]:

@@ -1,15 +1,20 @@
-"""Inputs for a model: from .npz files, or random with stated dimensions.
+"""Inputs for a model: files, numbers on the command line, or random arrays with stated dimensions.
 
 Random inputs depend on the seed, the input's name and its shape alone. Integers are 0 or 1: small enough
-to be an index or a mask of any model.
+to be an index or a mask of any model. Arrays from files are checked by name and element type here, so that
+the message can name the file; their shapes are the runtime's to check, which knows the guards.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +22,18 @@ import click
 import numpy as np
 
 from aot import dims as dimension
+from aot.cli.common import note
 from aot.dims import Symbol
 from aot.errors import OptionError
 from aot.ir import Array
 from aot.options import DimRange, parse_dim_option
-from aot.program import Program
+from aot.program import Port, Program
+from aot.text import type_text
 
 Feed = dict[str, Array]
 TYPICAL_EXTENT = 64  # of a dimension that is not an input's first and that nothing is said about
+_SAVE_NPZ = "Write it with numpy.savez(path, **{input_name: array, …}): arrays of numbers, by name."
+_SAVE_NPY = "Write it with numpy.save(path, array): one array of numbers."
 
 
 class DimType(click.ParamType[DimRange]):
@@ -41,58 +50,212 @@ class DimType(click.ParamType[DimRange]):
             self.fail(f"{error.message}. {error.hint}", param, ctx)
 
 
+@dataclass(frozen=True, slots=True)
+class FeedChoice:
+    """What the command line says of inputs.
+
+    `files`: .npz files with arrays by input name, or .npy files for the one input that is not named.
+    `named`: NAME=FILE.npy, NAME=NUMBER or NAME=[NUMBERS], part of every case. `random`: make up the others.
+    """
+
+    files: tuple[Path, ...]
+    named: tuple[str, ...]
+    random: bool
+    seed: int | None
+    dims: tuple[DimRange, ...]
+
+    @property
+    def is_random(self) -> bool:
+        """Whether nothing at all is given, so that everything is made up."""
+        return not self.files and not self.named
+
+
 def feed_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --inputs, --random and --dim to a command."""
+    """Adds FILES, --inputs, --input, --random, --seed and --dim to a command, which takes them as `choice`."""
+
+    @wraps(function)
+    def gathered(
+        *,
+        files: tuple[Path, ...],
+        paths: tuple[Path, ...],
+        named: tuple[str, ...],
+        random: bool,
+        seed: int | None,
+        dims: tuple[DimRange, ...],
+        **others: Any,
+    ) -> Any:
+        return function(choice=FeedChoice((*files, *paths), named, random, seed, dims), **others)
+
+    path = click.Path(path_type=Path)
     for option in (
-        click.option(
-            "--dim",
-            "dims",
-            multiple=True,
-            type=DimType(),
-            metavar="NAME=N",
-            help="A symbolic dimension of random inputs. May be repeated.",
-        ),
-        click.option("--random", "seed", type=int, metavar="SEED", help="Random inputs from this seed."),
-        click.option(
-            "--inputs",
-            "paths",
-            multiple=True,
-            type=click.Path(path_type=Path),
-            metavar="F.npz",
-            help="Arrays by input name. May be repeated.",
-        ),
-    ):
-        function = option(function)
-    return function
+        click.option("--dim", "dims", multiple=True, type=DimType(), metavar="NAME=N",
+                     help="A symbolic dimension of random inputs. May be repeated."),
+        click.option("--seed", type=int, metavar="N", help="Of random inputs. Default: 0."),
+        click.option("--random", is_flag=True, help="Random values for all inputs that are not given."),
+        click.option("--input", "named", multiple=True, metavar="NAME=VALUE",
+                     help="One input: a .npy file, a number, or a list such as [1,2]. May be repeated."),
+        click.option("--inputs", "paths", multiple=True, type=path, metavar="FILE", help="As FILES. May be repeated."),
+        click.argument("files", nargs=-1, type=path, metavar="[FILES]..."),
+    ):  # fmt: skip
+        gathered = option(gathered)
+    return gathered
 
 
-def feeds(
-    program: Program, paths: Sequence[Path], seed: int | None, dims: Sequence[DimRange]
-) -> list[tuple[str, Feed]]:
-    """(what it is, arrays by input name) for each file, or one random feed where no file is given."""
-    if paths:
-        if seed is not None or dims:
-            raise OptionError("--inputs fixes the inputs; --random and --dim say how to make them up")
-        return [(path.name, read_npz(path)) for path in paths]
-    values = extents(program, dims)
-    seed = seed or 0
-    shown = ", ".join(f"{name}={value}" for name, value in values.items())
-    return [(f"random inputs, seed {seed}{', ' if shown else ''}{shown}", random_feed(program, values, seed))]
+def feeds(program: Program, choice: FeedChoice, also: Collection[str] = ()) -> list[tuple[str, Feed]]:
+    """(what it is, arrays by input name) for each file, or for what is named, or one random feed.
+
+    `also` are names of inputs that the artifact does not have and that may be given all the same.
+    Raises OptionError for what cannot be read, and for names and element types that do not fit.
+    """
+    ports = {port.name: port for port in program.inputs}
+    named = dict(_named(text, ports, also) for text in choice.named)
+    if len(named) != len(choice.named):
+        raise OptionError("--input gives an input twice", hint="Give each input once.")
+    cases = [(path.name, _read(path, ports, named, also)) for path in choice.files]
+    if not cases and named:
+        cases = [("given inputs", dict(named))]
+    makes_up = choice.random or choice.is_random
+    if (choice.seed is not None or choice.dims) and not makes_up:
+        raise OptionError(
+            "the inputs are given; --seed and --dim say how to make them up",
+            hint="Add --random to make up those that are not given.",
+        )
+    result = []
+    for what, feed in cases or [("", {})]:
+        missing = [port for name, port in ports.items() if name not in feed]
+        if makes_up and missing:
+            values = extents(program, choice.dims, feed)
+            shown = [f"random inputs, seed {choice.seed or 0}", *(f"{name}={value}" for name, value in values.items())]
+            if cases:
+                shown[0] = f"{what}, the others random, seed {choice.seed or 0}"
+            what = ", ".join(shown)
+            feed = random_feed(program, values, choice.seed or 0) | feed
+        elif missing:
+            needed = ", ".join(f"{port.name!r}: {type_text(port.type)}" for port in missing)
+            raise OptionError(
+                f"{'inputs are' if len(missing) > 1 else 'an input is'} missing: {needed}",
+                where="" if what == "given inputs" else what,
+                hint="Give them with --input NAME=FILE.npy, or add --random to make them up.",
+            )
+        for name, array in feed.items():
+            if array.dtype.kind == "f" and np.isnan(array).any():
+                note(f"input {name!r} holds NaN, in {int(np.isnan(array).sum())} of {array.size} elements")
+        result.append((what, feed))
+    return result
+
+
+def _named(text: str, ports: Mapping[str, Port], also: Collection[str]) -> tuple[str, Array]:
+    """One --input as (name, array)."""
+    name, equals, value = text.partition("=")
+    while equals and name not in ports and name not in also and "=" in value:  # names may have a = too
+        more, _, value = value.partition("=")
+        name = f"{name}={more}"
+    if not equals:
+        if len(ports) == 1 and Path(text).is_file():
+            name, value = next(iter(ports)), text
+        else:
+            raise OptionError(f"cannot read --input {text!r}", hint="Write NAME=FILE.npy, NAME=NUMBER or NAME=[1,2].")
+    if name not in ports and name not in also:
+        first = text.partition("=")[0]
+        raise OptionError(f"no input {first!r}", hint=_known(first, ports))
+    numbers = literal(value)
+    if numbers is None:
+        return name, _fitting(read_npy(Path(value)), name, ports, value)
+    dtype = ports[name].type.dtype.numpy if name in ports else numbers.dtype
+    with np.errstate(all="ignore"):
+        converted = numbers.astype(dtype)
+    if not np.array_equal(converted.astype(numbers.dtype), numbers) and dtype.kind in "iub":
+        raise OptionError(f"input {name!r} takes {type_text(ports[name].type)}; {value} is not of that type")
+    return name, converted
+
+
+def literal(text: str) -> Array | None:
+    """A number, true, false, or a (nested) list of these as an array; None for anything else."""
+    try:
+        value = json.loads(text)
+        array = np.asarray(value)
+    except ValueError:
+        return None
+    if isinstance(value, (dict, str)) or value is None or array.dtype.kind not in "biuf":
+        return None
+    return array
+
+
+def _read(path: Path, ports: Mapping[str, Port], named: Feed, also: Collection[str]) -> Feed:
+    """The inputs that a file gives, with those that are named."""
+    feed = _load(path)
+    if isinstance(feed, np.ndarray):
+        left = [name for name in ports if name not in named]
+        if len(left) != 1:
+            raise OptionError(
+                f"the file holds one array, and {len(left)} inputs are not given",
+                where=str(path),
+                hint=f"Say whose it is: --input NAME={path}. {_known('', ports)}",
+            )
+        return {left[0]: _fitting(feed, left[0], ports, str(path)), **named}
+    for name in feed:
+        if name not in ports and name not in also:
+            raise OptionError(f"no input {name!r}", where=str(path), hint=_known(name, ports))
+    return {name: _fitting(array, name, ports, str(path)) for name, array in feed.items()} | named
+
+
+def _known(name: str, ports: Mapping[str, Port]) -> str:
+    """A hint with the names that there are, the close ones first."""
+    close = get_close_matches(name, list(ports), 2)
+    names = ", ".join(f"{port.name!r}: {type_text(port.type)}" for port in ports.values())
+    return f"{f'Did you mean {close[0]!r}? ' if close else ''}The inputs are {names or 'none'}."
+
+
+def _fitting(array: Array, name: str, ports: Mapping[str, Port], where: str) -> Array:
+    """The array as the runtime takes it: in this machine's byte order, row-major; the element type must be right."""
+    if array.dtype.byteorder not in "=|":
+        array = array.astype(array.dtype.newbyteorder("="))
+    if name in ports:
+        wanted = ports[name].type.dtype.numpy
+        if array.dtype != wanted:
+            raise OptionError(
+                f"input {name!r}: expected {wanted} elements, got {array.dtype}",
+                where=where,
+                hint=f"Convert the array with .astype({str(wanted)!r}) before saving it.",
+            )
+    return np.asarray(array, order="C")
+
+
+def read_npy(path: Path) -> Array:
+    """The array of an .npy file; raises OptionError for anything else."""
+    found = _load(path)
+    if isinstance(found, dict):
+        raise OptionError("it holds arrays by name (.npz), not one", where=str(path), hint=_SAVE_NPY)
+    return found
 
 
 def read_npz(path: Path) -> Feed:
     """The arrays of an .npz file; raises OptionError for anything else."""
-    hint = "Write it with numpy.savez(path, **{input_name: array, ...})."
+    found = _load(path)
+    if not isinstance(found, dict):
+        raise OptionError("it holds one bare array, not arrays by name", where=str(path), hint=_SAVE_NPZ)
+    return found
+
+
+def _load(path: Path) -> Feed | Array:
+    """The arrays of an .npz file by name, or the one of an .npy file."""
     try:
-        file = np.load(path, allow_pickle=False)
+        file: Any = np.load(path, allow_pickle=False)
         if isinstance(file, np.ndarray):
-            raise OptionError("it holds one bare array, not arrays by name", where=str(path), hint=hint)
+            return file
         with file:
             return {name: file[name] for name in file.files}
     except FileNotFoundError as error:
         raise OptionError("no such file", where=str(path)) from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise OptionError(f"not an .npz file of plain arrays: {error}", where=str(path), hint=hint) from error
+    except IsADirectoryError as error:
+        raise OptionError("it is a folder", where=str(path)) from error
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        reason = str(error)
+        if "pickle" in reason:
+            reason = "it holds Python objects (pickles), which could run code when they are read"
+        raise OptionError(
+            f"not an .npz or .npy file of plain arrays: {reason}", where=str(path), hint=f"{_SAVE_NPZ} {_SAVE_NPY}"
+        ) from error
 
 
 def npz_bytes(arrays: Mapping[str, Array]) -> bytes:
@@ -110,8 +273,8 @@ def generic(programs: Sequence[Program]) -> Program:
     return next((program for program in programs if not program.variant), programs[0])
 
 
-def extents(program: Program, dims: Sequence[DimRange]) -> dict[str, int]:
-    """A value for each symbol: as asked, else 1 for an input's first axis and a typical extent elsewhere."""
+def extents(program: Program, dims: Sequence[DimRange], given: Mapping[str, Array] | None = None) -> dict[str, int]:
+    """A value for each symbol: as asked, as `given` arrays have it, else 1 for a first axis and a typical extent."""
     asked: dict[str, int] = {}
     for dim in dims:
         if dim.lo != dim.hi:
@@ -124,8 +287,14 @@ def extents(program: Program, dims: Sequence[DimRange]) -> dict[str, int]:
                 f"no symbolic dimension {name!r}",
                 hint=f"The model has: {', '.join(known) or 'none'}.",
             )
+    held: dict[str, int] = {}
+    for port in program.inputs:
+        array = (given or {}).get(port.name)
+        if array is not None and array.ndim == port.type.rank:
+            for wanted, extent in zip(port.type.shape, array.shape, strict=True):
+                held.update((name, extent) for name, symbol in known.items() if symbol.dim == wanted)
     first = {s.name for port in program.inputs for dim in port.type.shape[:1] for s in dimension.symbols_of(dim)}
-    return {name: asked.get(name, _typical(symbol, name in first)) for name, symbol in known.items()}
+    return {name: asked.get(name, held.get(name, _typical(symbol, name in first))) for name, symbol in known.items()}
 
 
 def _typical(symbol: Symbol, first_axis: bool) -> int:

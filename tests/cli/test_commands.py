@@ -99,7 +99,7 @@ def test_a_defect_is_told_without_a_traceback(artifact: Path, monkeypatch: pytes
 
 
 def test_run_random(artifact: Path, runtime: SimpleNamespace) -> None:
-    result = invoke("run", artifact, "--random", 7, "--dim", "N=5", "--threads", 2)
+    result = invoke("run", artifact, "--random", "--seed", 7, "--dim", "N=5", "--threads", 2)
     assert result.exit_code == 0, result.output
     assert "[5, 3]" in result.stdout and "float32" in result.stdout
     assert "random inputs, seed 7, N=5" in result.stderr
@@ -111,32 +111,78 @@ def test_run_files(artifact: Path, runtime: SimpleNamespace, tmp_path: Path) -> 
     np.savez(tmp_path / "in.npz", x=x)
     outputs = document("run", artifact, "--inputs", tmp_path / "in.npz", "-o", tmp_path / "out.npz")["outputs"]
     assert outputs == [
-        {"output": "y", "type": "float32", "shape": [2, 3], "min": 18.0, "max": 26.0, "mean": 22.0, "not_finite": 0}
-    ]
+        {"output": "y", "type": "float32", "shape": [2, 3], "min": 18.0, "max": 26.0, "mean": 22.0, "not_finite": 0,
+         "values": [[18.0, 22.0, 26.0]] * 2}
+    ]  # fmt: skip
     with np.load(tmp_path / "out.npz") as file:
         np.testing.assert_array_equal(file["y"], x @ WEIGHT)
 
 
 def test_random_inputs_depend_on_the_seed_alone(artifact: Path, runtime: SimpleNamespace) -> None:
-    first, again, other = (document("run", artifact, "--random", seed)["outputs"] for seed in (1, 1, 2))
+    first, again, other = (document("run", artifact, "--seed", seed)["outputs"] for seed in (1, 1, 2))
     assert first == again != other
+
+
+def test_run_one_array(artifact: Path, runtime: SimpleNamespace, tmp_path: Path) -> None:
+    """.npy files, by position, as --inputs and by name; numbers on the command line; the output as .npy."""
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "swapped.npy", x.astype(">f4"))
+    np.save(tmp_path / "turned.npy", np.asfortranarray(x))
+    path = tmp_path / "x.npy"
+    for arguments in (
+        (path,),
+        ("--inputs", path),
+        ("--input", f"x={path}"),
+        ("--input", path),
+        (tmp_path / "swapped.npy",),
+        (tmp_path / "turned.npy",),
+        ("--input", "x=[[0, 1, 2, 3], [4, 5.0, 6, 7]]"),
+    ):
+        outputs = document("run", artifact, *arguments, "-o", tmp_path / "y.npy")["outputs"]
+        np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), x @ WEIGHT)
+        np.testing.assert_array_equal(outputs[0]["values"], x @ WEIGHT)
+
+
+def test_nan_is_told(artifact: Path, runtime: SimpleNamespace, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([[0, np.nan, 1, np.nan]], np.float32))
+    result = invoke("run", artifact, tmp_path / "x.npy")
+    assert result.exit_code == 0 and "note: input 'x' holds NaN, in 2 of 4 elements" in result.stderr
 
 
 def test_run_errors(artifact: Path, runtime: SimpleNamespace, tmp_path: Path) -> None:
     (tmp_path / "bad.npz").write_bytes(b"PK\3\4 not really")
     (tmp_path / "empty.npz").write_bytes(b"")
-    np.save(tmp_path / "bare.npy", np.ones(3))
+    (tmp_path / "text.npy").write_text("1 2 3")
+    np.save(tmp_path / "wide.npy", np.ones((1, 4)))
+    np.save(tmp_path / "x.npy", np.ones((1, 4), np.float32))
+    np.savez(tmp_path / "x.npz", x=np.ones((1, 4), np.float32))
     np.savez(tmp_path / "other.npz", z=np.ones(3))
     np.savez(tmp_path / "pickle.npz", x=np.array([{}], dtype=object))
+    np.save(tmp_path / "pickle.npy", np.array([{}], dtype=object))
+    np.save(tmp_path / "text-array.npy", np.array(["a"]))
     for arguments, code, text in (
         (("--inputs", tmp_path / "no.npz"), 2, "no such file"),
-        (("--inputs", tmp_path / "bad.npz"), 2, "not an .npz file"),
-        (("--inputs", tmp_path / "empty.npz"), 2, "not an .npz file"),
-        (("--inputs", tmp_path / "bare.npy"), 2, "one bare array"),
-        (("--inputs", tmp_path / "pickle.npz"), 2, "not an .npz file"),
-        (("--inputs", tmp_path / "other.npz"), 1, "unknown input"),
-        (("--inputs", tmp_path / "other.npz", "--random", 1), 2, "--inputs fixes the inputs"),
-        (("--inputs", tmp_path / "other.npz", "--inputs", tmp_path / "other.npz"), 2, "one --inputs file"),
+        (("--input", f"x={tmp_path / 'no.npy'}"), 2, "no such file"),
+        (("--inputs", tmp_path), 2, "it is a folder"),
+        (("--inputs", tmp_path / "bad.npz"), 2, "not an .npz or .npy file"),
+        (("--inputs", tmp_path / "empty.npz"), 2, "not an .npz or .npy file"),
+        (("--inputs", tmp_path / "text.npy"), 2, "not an .npz or .npy file"),
+        (("--inputs", tmp_path / "pickle.npz"), 2, "could run code"),
+        ((tmp_path / "pickle.npy",), 2, "could run code"),
+        ((tmp_path / "text-array.npy",), 2, "input 'x': expected float32 elements, got <U1"),
+        ((tmp_path / "wide.npy",), 2, "input 'x': expected float32 elements, got float64"),
+        ((tmp_path / "wide.npy",), 2, "hint: Convert the array with .astype('float32')"),
+        (("--inputs", tmp_path / "other.npz"), 2, "no input 'z'"),
+        (("--inputs", tmp_path / "other.npz"), 2, "hint: The inputs are 'x': f32[N,4]."),
+        (("--input", "X=1"), 2, "no input 'X'"),
+        (("--input", f"x={tmp_path / 'x.npz'}"), 2, "it holds arrays by name (.npz), not one"),
+        (("--input", "x=[1]", "--input", "x=[2]"), 2, "gives an input twice"),
+        (("--input", "1"), 2, "cannot read --input '1'"),
+        (("--input", "x=[1, [2]]"), 2, "no such file"),
+        (("--input", "x=[1]", tmp_path / "x.npy"), 2, "the file holds one array, and 0 inputs are not given"),
+        (("--inputs", tmp_path / "x.npz", "--seed", 1), 2, "the inputs are given; --seed and --dim say"),
+        (("--inputs", tmp_path / "x.npz", tmp_path / "x.npz"), 2, "run takes one file"),
         (("--dim", "M=3"), 2, "no symbolic dimension 'M'"),
         (("--dim", "N=1..3"), 2, "one extent is wanted"),
         (("--dim", "N"), 2, "cannot read --dim"),

@@ -66,7 +66,10 @@ def test_run(folder: Path) -> None:
     invoke("run", folder / "out.aot", "--inputs", folder / "in.npz", "-o", folder / "out.npz")
     with np.load(folder / "out.npz") as found:
         np.testing.assert_allclose(found["logits"], np.load(folder / "logits.npy"), rtol=1e-3, atol=1e-4)
-    assert document("run", folder / "out.aot", "--random", 3, "--dim", "batch=2")["outputs"][0]["shape"] == [2, 10]
+    assert document("run", folder / "out.aot", "--random", "--seed", 3, "--dim", "batch=2")["outputs"][0]["shape"] == [
+        2,
+        10,
+    ]
 
 
 def test_verify_and_bench(folder: Path) -> None:
