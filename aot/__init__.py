@@ -8,18 +8,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aot.artifacts import Artifact
+    from aot.custom import Operator
     from aot.driver import compile
-    from aot.errors import AotError, ArtifactError, GuardError
+    from aot.errors import AotError, ArtifactError, GuardError, OperatorError
     from aot.runtime import Model, load
 
-__all__ = ["AotError", "Artifact", "ArtifactError", "GuardError", "Model", "compile", "load"]
+__all__ = [
+    "AotError",
+    "Artifact",
+    "ArtifactError",
+    "GuardError",
+    "Model",
+    "Operator",
+    "OperatorError",
+    "compile",
+    "load",
+]
 
 _HOMES = {
     "Artifact": "aot.artifacts",
+    "Operator": "aot.custom",
     "compile": "aot.driver",
     "AotError": "aot.errors",
     "ArtifactError": "aot.errors",
     "GuardError": "aot.errors",
+    "OperatorError": "aot.errors",
     "Model": "aot.runtime",
     "load": "aot.runtime",
 }

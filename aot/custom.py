@@ -29,9 +29,43 @@ from types import ModuleType
 from typing import Any
 
 from aot.errors import AotError, OperatorError
-from aot.expr import Expr
+from aot.expr import Expr, call, cast, select
 from aot.ir import TensorType
-from aot.ops.opdef import OPS, AttrSpec, Kind, OpDef, custom_ops
+from aot.ops.opdef import (
+    OPS,
+    AttrSpec,
+    KernelSource,
+    Kind,
+    OpDef,
+    OpError,
+    Sample,
+    broadcast_shapes,
+    custom_ops,
+    normalize_axis,
+    same_extent,
+)
+
+__all__ = [
+    "AttrSpec",
+    "KernelSource",
+    "Kind",
+    "OpDef",
+    "OpError",
+    "Operator",
+    "Operators",
+    "Sample",
+    "TensorType",
+    "broadcast_shapes",
+    "call",
+    "cast",
+    "current",
+    "installed",
+    "load_operators",
+    "normalize_axis",
+    "same_extent",
+    "select",
+    "use",
+]
 
 ENTRY_POINTS = "aot.operators"
 """The group of entry points: each names an Operator, or a sequence of them."""

@@ -24,6 +24,7 @@ from aot.cli.common import (
 )
 from aot.cli.feeds import DimType, generic
 from aot.cli.fusion import fusion_of, print_fusion
+from aot.cli.operators import operators_option, operators_text
 from aot.errors import OptionError
 from aot.options import PRECISIONS, WEIGHTS, CompileOptions, DimRange, combine_variants, parse_variant_option
 
@@ -65,6 +66,7 @@ class VariantType(click.ParamType[tuple[str, tuple[int, ...]]]):
 @click.option("--cache", "cache_dir", type=click.Path(path_type=Path), envvar="AOTC_CACHE", help="Compiled kernels.")
 @click.option("--cc", "c_compiler", default="", envvar="AOTC_CC", metavar="CMD", help="C compiler. Default: search.")
 @click.option("--explain-fusion", is_flag=True, help="Also tell what was fused, what was not, and why.")
+@operators_option
 @click.option("--check", is_flag=True, help="Only say whether every op is supported; build nothing.")
 @common_options
 def command(
@@ -84,6 +86,7 @@ def command(
     cache_dir: Path | None,
     c_compiler: str,
     explain_fusion: bool,
+    operators: tuple[str, ...],
     check: bool,
 ) -> None:
     """Compile MODEL (an ONNX file) into one artifact.
@@ -108,10 +111,12 @@ def command(
     )
     if not model.is_file():
         raise OptionError("it is a folder" if model.is_dir() else "no such file", where=str(model))
-    from aot import driver
+    from aot import custom, driver
 
     if check:
-        click.get_current_context().exit(report_check(model, driver.check(model)))
+        with custom.use(operators) as at_hand:
+            unsupported = driver.check(model)
+        click.get_current_context().exit(report_check(model, unsupported, tuple(at_hand.used.values())))
     if dump_dir is not None:
         for old in dump_dir.glob("[0-9][0-9][0-9]-*.air"):
             old.unlink()  # of an earlier build into the same folder: numbers start at 000 again
@@ -119,7 +124,7 @@ def command(
     check_writable(path)
     external = f"{path.stem}.safetensors" if weights == "external" else ""
     with progress() as tell:
-        artifact = driver.compile(model, options=options, progress=tell, external_name=external)
+        artifact = driver.compile(model, options=options, operators=operators, progress=tell, external_name=external)
         tell("write", str(path))
         artifact.save(path)
     report_build(model, path, artifact, external, explain_fusion)
@@ -130,17 +135,22 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aotc"
 
 
-def report_check(model: Path, unsupported: Sequence[Any]) -> int:
-    """Prints the ops that cannot be compiled; the exit code."""
+def report_check(model: Path, unsupported: Sequence[Any], operators: Sequence[Any] = ()) -> int:
+    """Prints the ops that cannot be compiled, and the custom ones that can; the exit code."""
     if wants("json"):
         items = [asdict(item) for item in unsupported]
-        print_json({"model": str(model), "supported": not unsupported, "unsupported": items})
+        known = [str(operator) for operator in operators]
+        document = {"model": str(model), "supported": not unsupported, "unsupported": items}
+        print_json(document | ({"operators": known} if known else {}))
     elif not unsupported:
         click.echo(f"{model}: every op is supported")
     else:
         click.echo(f"{model}: {len(unsupported)} {'op is' if len(unsupported) == 1 else 'ops are'} not supported")
         for item in unsupported:
             click.echo(f"  {item}")
+    if not wants("json"):
+        for operator in operators:
+            click.echo(f"  custom operator {operator}")
     return ERROR if unsupported else 0
 
 
@@ -188,6 +198,8 @@ def build_facts(model: Path, path: Path, artifact: Any, external: str) -> list[t
     over = "equal to the lower bound" if peak == bound else f"lower bound {bytes_text(bound)}"
     facts.append(("memory", f"{bytes_text(peak)} at the peak, {over}" + _aside(str(build.get("planner", "")))))
     facts.append(("weights", bytes_text(build.get("weights_bytes", 0))))
+    if meta.get("operators"):
+        facts.append(("custom", operators_text(meta["operators"])))
     refusals = len(meta.get("fusion_refusals", []))
     if refusals:
         facts.append(("declined", f"{refusals} rewrites, with reasons: aotc inspect --fusion {path}"))

@@ -25,6 +25,7 @@ from aot.cli.feeds import DimType, extents
 from aot.cli.fusion import fusion_of, print_fusion
 from aot.cli.loading import open_artifact
 from aot.cli.memory_plan import memory_plan, summary, svg, text_bars
+from aot.cli.operators import operators_text
 from aot.errors import OptionError
 from aot.options import DimRange
 from aot.program import Constant, Program, RecipeOp
@@ -101,6 +102,8 @@ def overview(path: Path, artifact: Any) -> list[tuple[str, str]]:
     facts.append(("built by", f"aotc {meta.get('aotc', '?')}"))
     facts.append(("source", "\n".join(f"{name}: {_short(value)}" for name, value in source.items()) or "unknown"))
     facts.append(("options", ", ".join(f"{name}={_short(value)}" for name, value in meta.get("options", {}).items())))
+    if meta.get("operators"):
+        facts.append(("custom operators", operators_text(meta["operators"])))
     facts.append(("tools", ", ".join(f"{name} {version}" for name, version in meta.get("tools", {}).items())))
     for number, program in enumerate(artifact.programs):
         variant = f", variant {program.variant}" if program.variant else ""

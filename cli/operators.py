@@ -1,0 +1,91 @@
+"""The option --operators, shared by the commands that read models with custom operators; and a reference for these.
+
+ONNX Runtime knows no operators of other packages. A model that it cannot load for that reason is compared
+with the reference interpreter, in which a custom operator has the numpy meaning that its package gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aot.cli.common import note
+from aot.cli.reference import Reference
+from aot.errors import ModelError, OptionError
+from aot.ir import Array
+
+if TYPE_CHECKING:
+    from aot.artifacts import Artifact
+    from aot.ir import Graph
+
+
+def operators_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --operators to a command."""
+    return click.option(
+        "--operators",
+        multiple=True,
+        metavar="MODULE|FILE.py",
+        help="Custom operators: a module or file that defines OPERATORS. Installed packages need none.",
+    )(function)
+
+
+def operators_text(operators: Sequence[Mapping[str, str]]) -> str:
+    """The custom operators of an artifact, with who provides them."""
+    named = [(item["onnx"], f"{item['package']} {item['version']}".strip()) for item in operators]
+    return ", ".join(f"{name} ({provider})" if provider else name for name, provider in named)
+
+
+class Interpreter:
+    """A model in the reference interpreter, as `Reference` is one in ONNX Runtime."""
+
+    def __init__(self, path: Path, artifact: Artifact, operators: Sequence[str]) -> None:
+        from aot import custom, frontend
+
+        self.name = "the reference interpreter"
+        with custom.use(operators) as self._operators:
+            dims = {name: (lo, hi) for name, lo, hi in artifact.meta.get("options", {}).get("dims", [])}
+            self._graphs = [graph for _, graph in frontend.load_variants(path, dims=dims)[0]]
+        self.inputs = [value.name for value in self._graphs[0].inputs]
+        self.outputs = [value.name for value in self._graphs[0].outputs]
+
+    def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name."""
+        from aot import custom
+        from aot.evaluate import evaluate
+
+        missing = [name for name in self.inputs if name not in feed]
+        if missing:
+            raise OptionError(f"the model also needs the inputs {', '.join(missing)}")
+        graph = next(graph for graph in self._graphs if _holds(graph, feed))
+        with custom.use(self._operators):
+            results = evaluate(graph, {name: feed[name] for name in self.inputs})
+        return dict(zip(self.outputs, results, strict=True))
+
+
+def _holds(graph: Graph, feed: Mapping[str, Array]) -> bool:
+    """Whether the graph is the one for the numbers that inputs hold."""
+    return all(
+        (int(feed[graph.inputs[number].name].reshape(())) == value) is is_equal
+        for number, value, is_equal in graph.input_values
+    )
+
+
+def open_reference(
+    path: Path, threads: int, artifact: Artifact, operators: Sequence[str] = ()
+) -> Reference | Interpreter:
+    """The model in ONNX Runtime; in the interpreter, with a note, where custom operators keep it from loading there."""
+    custom_names = [item["onnx"] for item in artifact.meta.get("operators", [])]
+    try:
+        return Reference(path, threads)
+    except ModelError as error:
+        if not custom_names:
+            raise
+        reference = Interpreter(path, artifact, operators)
+        note(
+            f"ONNX Runtime does not know {', '.join(custom_names)}: the outputs are compared with aotc's reference "
+            f"interpreter, and custom operators with their own references ({error.message})"
+        )
+        return reference
