@@ -393,7 +393,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     state = SimpleNamespace(options=None, unsupported=[], told=[])
     module = ModuleType("aot.driver")
 
-    def compile(model: Path, *, options: Any, progress: Any, external_name: str) -> Any:
+    def compile(model: Path, *, options: Any, operators: Any, progress: Any, external_name: str) -> Any:
         progress("transform", "fold")
         state.options, state.external_name = options, external_name
         built = make_artifact()
