@@ -9,10 +9,12 @@ from fractions import Fraction
 from aot import dims as dimension
 from aot import dtypes
 from aot.dims import Dim, DimExpr
-from aot.frontend.known_scalars import Element, Ratio
+from aot.frontend.known_scalars import Element, Ratio, is_symbolic
+from aot.frontend.onnx_interpolation import Window, interpolated
 from aot.frontend.onnx_registry import Context, Result, onnx_op
 from aot.ir import Value
 from aot.ops import same_extent
+from aot.ops.opdef import Attrs
 
 
 @onnx_op("Gather")
@@ -92,8 +94,6 @@ def _resize(c: Context) -> Result:
         return _resized(c, tuple(c.need_known(1, "scales").flat), None, range(c.rank()), mode, "asymmetric", "floor")
     coordinate = c.text_attribute("coordinate_transformation_mode", "half_pixel")
     nearest = c.text_attribute("nearest_mode", "round_prefer_floor")
-    if c.bool_attribute("antialias", False):
-        c.unsupported("antialias")
     axes = [c.axis(axis) for axis in c.ints_attribute("axes", tuple(range(c.rank())))]
     scales: Sequence[Element] | None = None
     sizes: Sequence[Dim] | None = None
@@ -103,8 +103,6 @@ def _resize(c: Context) -> Result:
         scales = tuple(c.need_known(2, "scales").flat)
     else:
         c.fail("either scales or sizes must be given")
-    if coordinate == "tf_crop_and_resize":
-        c.unsupported("coordinate_transformation_mode tf_crop_and_resize")
     return _resized(c, scales, sizes, axes, mode, coordinate, nearest)
 
 
@@ -120,6 +118,7 @@ def _resized(
     x = c.input(0)
     if mode not in ("nearest", "linear", "bilinear", "cubic"):
         c.fail(f"mode {mode!r} is not nearest, linear or cubic")
+    roi = _region(c, axes) if coordinate == "tf_crop_and_resize" else None
     shape = list(x.type.shape)
     factors = [1.0] * x.type.rank
     plain = True
@@ -138,22 +137,36 @@ def _resized(
             else:
                 plain = False
             if sizes is None:
+                part = roi[axes.index(axis)] if roi is not None else None
+                if part is not None and isinstance(scale, float):
+                    scale = scale * (part[1] - part[0])
                 shape[axis] = _scaled(c, x.type.shape[axis], scale)
     if sizes is not None:
         for axis, size in zip(axes, sizes, strict=True):
             shape[axis] = size
-    keep_factors = scales is not None and plain
-    return c.op(
-        "resize",
-        x,
-        shape=tuple(shape),
-        scales=tuple(factors) if keep_factors else (),
-        mode={"bilinear": "linear"}.get(mode, mode),
-        coordinate=coordinate,
-        nearest=nearest,
-        cubic_a=c.float_attribute("cubic_coeff_a", -0.75) if c.op_type == "Resize" else -0.75,
-        exclude_outside=c.bool_attribute("exclude_outside", False) if c.op_type == "Resize" else False,
-    )
+    latest = c.op_type == "Resize"
+    attrs: Attrs = {
+        "scales": tuple(factors) if scales is not None and plain else (),
+        "mode": {"bilinear": "linear"}.get(mode, mode),
+        "coordinate": coordinate,
+        "nearest": nearest,
+        "cubic_a": c.float_attribute("cubic_coeff_a", -0.75) if latest else -0.75,
+        "exclude_outside": c.bool_attribute("exclude_outside", False) if latest else False,
+    }
+    antialias = latest and mode != "nearest" and c.bool_attribute("antialias", False)
+    if roi is not None or antialias:
+        return interpolated(c, attrs, axes, shape, roi, antialias)
+    return c.op("resize", x, shape=tuple(shape), **attrs)
+
+
+def _region(c: Context, axes: Sequence[int]) -> list[Window]:
+    """The roi of tf_crop_and_resize: start and end of each axis."""
+    contents = c.need_known(1, "roi").reshape(-1)
+    if contents.size != 2 * len(axes):
+        c.fail(f"roi has {contents.size} numbers for {len(axes)} axes; {2 * len(axes)} are needed")
+    if any(is_symbolic(number) for number in contents):
+        c.unsupported("a roi that depends on the sizes of inputs")
+    return [(float(contents[number]), float(contents[len(axes) + number])) for number in range(len(axes))]
 
 
 def _scaled(c: Context, extent: Dim, scale: Element) -> Dim:

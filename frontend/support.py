@@ -40,7 +40,7 @@ LIMITS = {
     "TopK": "NaN counts as the largest",
     "OneHot": "the depth must be known when building",
     "Range": "start, limit and delta must be known when building, sizes of inputs included",
-    "Resize": "no antialias, no tf_crop_and_resize",
+    "Resize": "antialiasing and tf_crop_and_resize of sizes that are known when building",
 }
 ML_DOMAIN = "ai.onnx.ml"
 ML_LIMITS = {

@@ -189,7 +189,8 @@ def _access(attrs: Attrs, sources: Sequence[Source | None], out: TensorType, ind
 # The reference goes axis by axis with plain numpy and shares nothing with the rule above.
 
 
-def _places(attrs: Attrs, axis: int, source: int, result: int) -> Array:
+def resize_places(attrs: Attrs, axis: int, source: int, result: int) -> Array:
+    """Where the output's indices along an axis lie in the input, as f32."""
     one = np.float32(1)
     half = np.float32(0.5)
     scales = sequence_attr(attrs, "scales")
@@ -217,7 +218,21 @@ def _shrinks(attrs: Attrs, axis: int, source: int, result: int) -> bool:
     return bool(scales[axis] < 1.0) if scales else result < source
 
 
-def _matrix(attrs: Attrs, places: Array, source: int) -> Array:
+def resize_nearest(attrs: Attrs, places: Array, source: int, shrinks: bool) -> Array:
+    """The input's index for each place, in range."""
+    rule = attrs["nearest"]
+    if rule == "round_prefer_floor":
+        chosen = np.ceil(places - np.float32(0.5))
+    elif rule == "round_prefer_ceil":
+        chosen = np.floor(places + np.float32(0.5))
+    elif rule == "ceil" or (rule == "simple" and shrinks):
+        chosen = np.ceil(places)
+    else:
+        chosen = np.floor(places)
+    return np.clip(chosen.astype(np.int64), 0, source - 1)
+
+
+def resize_matrix(attrs: Attrs, places: Array, source: int) -> Array:
     """[result, source] interpolation weights."""
     matrix = np.zeros((len(places), source), np.float64)
     for row, place in enumerate(places):
@@ -245,21 +260,13 @@ def _reference(attrs: Attrs, x: Array) -> Array:
     result = x
     for axis in _resized(attrs, x.shape, shape):
         source = x.shape[axis]
-        places = _places(attrs, axis, source, shape[axis])
+        places = resize_places(attrs, axis, source, shape[axis])
         if attrs["mode"] == "nearest":
-            rule = attrs["nearest"]
-            if rule == "round_prefer_floor":
-                chosen = np.ceil(places - np.float32(0.5))
-            elif rule == "round_prefer_ceil":
-                chosen = np.floor(places + np.float32(0.5))
-            elif rule == "ceil" or (rule == "simple" and _shrinks(attrs, axis, source, shape[axis])):
-                chosen = np.ceil(places)
-            else:
-                chosen = np.floor(places)
-            result = np.take(result, np.clip(chosen.astype(np.int64), 0, source - 1), axis=axis)
+            chosen = resize_nearest(attrs, places, source, _shrinks(attrs, axis, source, shape[axis]))
+            result = np.take(result, chosen, axis=axis)
         else:
             columns = np.moveaxis(result.astype(np.float64), axis, -1)
-            result = np.moveaxis(columns @ _matrix(attrs, places, source).T, -1, axis)
+            result = np.moveaxis(columns @ resize_matrix(attrs, places, source).T, -1, axis)
     return np.ascontiguousarray(result).astype(x.dtype)
 
 
