@@ -122,7 +122,7 @@ def reuse_in_place(graph: Graph, context: Context) -> Graph:
             last_of_root[root] = max(last_of_root.get(out, position), position)
             node = replace(node, attrs=MappingProxyType({**node.attrs, "in_place": chosen}))
         nodes.append(node)
-    return graph.with_(nodes=tuple(nodes))
+    return graph.with_(nodes=tuple(nodes)) if merged else graph
 
 
 def _reads_where_it_writes(kernel: Kernel, operand: int) -> bool:
