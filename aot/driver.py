@@ -130,18 +130,23 @@ def _read(
     The frontend applies the bounds, since a model may need them to have shapes at all; variants are
     bound by the pass bind_shapes, one at a time.
     """
-    graphs, info = frontend.load_variants(model, dims={dim.name: (dim.lo, dim.hi) for dim in options.dims})
+    graphs, info = frontend.load_variants(model, dims=options.dim_bounds, edges=_edges(options))
     plain = {text: name for name, text in info.symbols.items()}
     variants = tuple(tuple((plain.get(name, name), extent) for name, extent in each) for each in options.variants)
     return graphs, info, replace(options, dims=(), variants=variants)
 
 
-def check(model: Any) -> list[Any]:
+def _edges(options: CompileOptions) -> frontend.Edges:
+    return frontend.Edges(options.overridable, dict(options.values))
+
+
+def check(model: Any, options: CompileOptions | None = None) -> list[Any]:
     """The ops of a model that cannot be compiled, with their nodes and counts; empty when all can.
 
     Custom operators: those of `aot.custom.use` around the call.
     """
-    return list(frontend.check(model))
+    options = options or CompileOptions()
+    return list(frontend.check(model, dims=options.dim_bounds, edges=_edges(options)))
 
 
 def resolve_targets(options: CompileOptions) -> list[tuple[Backend, Target]]:

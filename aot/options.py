@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
@@ -41,6 +42,8 @@ class CompileOptions:
 
     `targets`: "backend" or "backend:architecture"; a bare backend means its default architectures.
     `dims`: bounds for symbolic dimensions.
+    `values`: (input, number or nested tuple of numbers) pairs, or a mapping: inputs that become constants.
+    `overridable`: initializers that become inputs; "all": every one that the model also declares as an input.
     `variants`: one specialized program each, tried in this order before the general one.
     `precision`: of float arithmetic; "fp32".
     `exact`: forbid reassociation and fused multiply-add across ops.
@@ -58,6 +61,8 @@ class CompileOptions:
 
     targets: tuple[str, ...] = ("cpu",)
     dims: tuple[DimRange, ...] = ()
+    values: tuple[tuple[str, Any], ...] = ()
+    overridable: tuple[str, ...] = ()
     variants: tuple[Binding, ...] = ()
     precision: str = "fp32"
     exact: bool = False
@@ -74,6 +79,13 @@ class CompileOptions:
         for name in ("dump_dir", "cache_dir"):
             folder = getattr(self, name)
             object.__setattr__(self, name, None if folder is None else Path(folder))
+        pairs = self.values.items() if isinstance(self.values, Mapping) else self.values
+        held = {name: _plain_value(name, value) for name, value in pairs}
+        if len(held) != len(pairs):
+            raise OptionError("--set gives an input twice", hint="Give each input one value.")
+        object.__setattr__(self, "values", tuple(sorted(held.items())))
+        names = (self.overridable,) if isinstance(self.overridable, str) else self.overridable
+        object.__setattr__(self, "overridable", tuple(dict.fromkeys(names)))
         if not self.targets:
             raise OptionError("no target given", hint="Name at least one, such as --target cpu.")
         if len(set(self.targets)) != len(self.targets):
@@ -119,6 +131,29 @@ class CompileOptions:
     def digest(self) -> str:
         """SHA-256, in hex, over the fields that change the output."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+def _plain_value(name: str, value: Any) -> Any:
+    """A value of --set as numbers and nested tuples; arrays have `tolist`."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain_value(name, item) for item in value)
+    if not isinstance(value, (bool, int, float)) or (isinstance(value, float) and not math.isfinite(value)):
+        raise OptionError(f"{value!r} is not a finite number", where=f"input {name!r}", hint="Give numbers or lists.")
+    return value
+
+
+def parse_set_option(text: str) -> tuple[str, Any]:
+    """Reads `NAME=VALUE`, a number, true, false or a list such as [1,2]; raises OptionError."""
+    name, separator, value = text.rpartition("=")
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    if not separator or not name or not isinstance(found, (int, float, list)):
+        raise OptionError(f"cannot read --set {text!r}", hint="Write NAME=3, NAME=true or NAME=[1,2].")
+    return name, _plain_value(name, found)
 
 
 def _check_range(dim: DimRange) -> None:

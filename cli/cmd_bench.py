@@ -14,7 +14,7 @@ import click
 from aot.cli.common import common_options, note, print_json, print_table, progress, seconds_text, wants
 from aot.cli.feeds import FeedChoice, feed_options, feeds, generic
 from aot.cli.loading import load_model, load_options, open_artifact
-from aot.cli.reference import Reference
+from aot.cli.reference import Reference, edges_of
 
 MIN_ROUNDS = 5
 WARM_UP_RUNS = 2
@@ -53,9 +53,10 @@ def command(
     FILES: .npz files with arrays by input name, or .npy files for a model of one input; without any the
     inputs are random. The ratio is the artifact's median over ONNX Runtime's: below 1 is faster.
     """
-    program = generic(open_artifact(artifact).programs)
-    reference = Reference(against, threads) if against is not None else None
-    cases = feeds(program, choice, reference.inputs if reference is not None else ())
+    opened = open_artifact(artifact)
+    program = generic(opened.programs)
+    reference = Reference(against, threads, edges_of(opened)) if against is not None else None
+    cases = feeds(program, choice, *((reference.inputs, reference.defaults) if reference is not None else ()))
     model = load_model(artifact, threads, target, weights)
     wanted = {port.name for port in program.inputs}
     documents = []

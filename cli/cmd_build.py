@@ -26,7 +26,15 @@ from aot.cli.feeds import DimType, generic
 from aot.cli.fusion import fusion_of, print_fusion
 from aot.cli.operators import operators_option, operators_text
 from aot.errors import OptionError
-from aot.options import PRECISIONS, WEIGHTS, CompileOptions, DimRange, combine_variants, parse_variant_option
+from aot.options import (
+    PRECISIONS,
+    WEIGHTS,
+    CompileOptions,
+    DimRange,
+    combine_variants,
+    parse_set_option,
+    parse_variant_option,
+)
 
 
 class VariantType(click.ParamType[tuple[str, tuple[int, ...]]]):
@@ -43,12 +51,28 @@ class VariantType(click.ParamType[tuple[str, tuple[int, ...]]]):
             self.fail(f"{error.message}. {error.hint}", param, ctx)
 
 
+class SetType(click.ParamType[tuple[str, Any]]):
+    """NAME=VALUE."""
+
+    name = "name=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        try:
+            return parse_set_option(value) if isinstance(value, str) else value
+        except OptionError as error:
+            self.fail(f"{error.message}. {error.hint}", param, ctx)
+
+
 @click.command("build")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="OUT.aot", help="Default: MODEL.aot, here.")
 @click.option("--target", "targets", multiple=True, metavar="TARGET", help="cpu, cpu:x86-64-v3, … May be repeated.")
 @click.option(
     "--dim", "dims", multiple=True, type=DimType(), metavar="NAME=LO..HI", help="Bounds, or NAME=N to fix it."
+)
+@click.option("--set", "values", multiple=True, type=SetType(), metavar="NAME=VALUE", help="Make an input a constant.")
+@click.option(
+    "--override", "overridable", multiple=True, metavar="NAME", help="Make an initializer an input; or all of these."
 )
 @click.option("--variant", "variants", multiple=True, type=VariantType(), metavar="NAME=1,8", help="Also specialize.")
 @click.option(
@@ -74,6 +98,8 @@ def command(
     output: Path | None,
     targets: tuple[str, ...],
     dims: tuple[DimRange, ...],
+    values: tuple[tuple[str, Any], ...],
+    overridable: tuple[str, ...],
     variants: tuple[tuple[str, tuple[int, ...]], ...],
     precision: str,
     exact: bool,
@@ -97,6 +123,8 @@ def command(
     options = CompileOptions(
         targets=targets or ("cpu",),
         dims=dims,
+        values=values,
+        overridable=overridable,
         variants=combine_variants(variants),
         precision=precision,
         exact=exact,
@@ -115,7 +143,7 @@ def command(
 
     if check:
         with custom.use(operators) as at_hand:
-            unsupported = driver.check(model)
+            unsupported = driver.check(model, options)
         click.get_current_context().exit(report_check(model, unsupported, tuple(at_hand.used.values())))
     if dump_dir is not None:
         for old in dump_dir.glob("[0-9][0-9][0-9]-*.air"):

@@ -11,7 +11,8 @@ import click
 from aot.cli.common import DIFFERS, common_options, print_json, print_table, progress, wants
 from aot.cli.feeds import FeedChoice, feed_options, feeds, generic
 from aot.cli.loading import load_model, load_options, open_artifact
-from aot.cli.reference import Comparison, Reference, compare
+from aot.cli.operators import open_reference, operators_option
+from aot.cli.reference import Comparison, compare
 
 
 class Tolerance(click.FloatRange):
@@ -35,6 +36,7 @@ class Tolerance(click.FloatRange):
 @feed_options
 @click.option("--rtol", type=Tolerance(), default=1e-3, show_default=True, help="Of float outputs.")
 @click.option("--atol", type=Tolerance(), default=1e-4, show_default=True, help="Of float outputs.")
+@operators_option
 @load_options(None)
 @common_options
 def command(
@@ -43,19 +45,22 @@ def command(
     choice: FeedChoice,
     rtol: float,
     atol: float,
+    operators: tuple[str, ...],
     threads: int | None,
     target: str | None,
     weights: Path | None,
 ) -> None:
     """Compare ARTIFACT with the model it was built from, run by ONNX Runtime.
 
+    A model with custom operators that ONNX Runtime does not know is run by aotc's reference interpreter.
     FILES: .npz files with arrays by input name, or .npy files for a model of one input; without any the
     inputs are random. Floats agree where |difference| <= atol + rtol * |expected|; integers and booleans must be equal.
     Exit code 3 if any output differs.
     """
-    program = generic(open_artifact(artifact).programs)
-    reference = Reference(against, threads or 1)
-    cases = feeds(program, choice, reference.inputs)
+    opened = open_artifact(artifact)
+    program = generic(opened.programs)
+    reference = open_reference(against, threads or 1, opened, operators)
+    cases = feeds(program, choice, reference.inputs, reference.defaults)
     model = load_model(artifact, threads, target, weights)
     wanted = {port.name for port in program.inputs}
     results: list[tuple[str, list[Comparison]]] = []

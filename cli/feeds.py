@@ -101,10 +101,13 @@ def feed_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return gathered
 
 
-def feeds(program: Program, choice: FeedChoice, also: Collection[str] = ()) -> list[tuple[str, Feed]]:
+def feeds(
+    program: Program, choice: FeedChoice, also: Collection[str] = (), defaults: Mapping[str, Array] | None = None
+) -> list[tuple[str, Feed]]:
     """(what it is, arrays by input name) for each file, or for what is named, or one random feed.
 
-    `also` are names of inputs that the artifact does not have and that may be given all the same.
+    `also` are names of inputs that the artifact does not have and that may be given all the same; `defaults`
+    are the values of inputs that are not given.
     Raises OptionError for what cannot be read, and for names and element types that do not fit.
     """
     ports = {port.name: port for port in program.inputs}
@@ -122,6 +125,7 @@ def feeds(program: Program, choice: FeedChoice, also: Collection[str] = ()) -> l
         )
     result = []
     for what, feed in cases or [("", {})]:
+        feed = {name: array for name, array in (defaults or {}).items() if name in ports} | feed
         missing = [port for name, port in ports.items() if name not in feed]
         if makes_up and missing:
             values = extents(program, choice.dims, feed)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aot.cli.common import note
-from aot.cli.reference import Reference
+from aot.cli.reference import Reference, edges_of
 from aot.errors import ModelError, OptionError
 from aot.ir import Array
 
@@ -44,10 +44,12 @@ class Interpreter:
     def __init__(self, path: Path, artifact: Artifact, operators: Sequence[str]) -> None:
         from aot import custom, frontend
 
-        self.name = "the reference interpreter"
+        self.name = "aotc's reference interpreter"
+        self.defaults: dict[str, Array] = {}
         with custom.use(operators) as self._operators:
             dims = {name: (lo, hi) for name, lo, hi in artifact.meta.get("options", {}).get("dims", [])}
-            self._graphs = [graph for _, graph in frontend.load_variants(path, dims=dims)[0]]
+            graphs, _ = frontend.load_variants(path, dims=dims, edges=edges_of(artifact))
+            self._graphs = [graph for _, graph in graphs]
         self.inputs = [value.name for value in self._graphs[0].inputs]
         self.outputs = [value.name for value in self._graphs[0].outputs]
 
@@ -79,13 +81,13 @@ def open_reference(
     """The model in ONNX Runtime; in the interpreter, with a note, where custom operators keep it from loading there."""
     custom_names = [item["onnx"] for item in artifact.meta.get("operators", [])]
     try:
-        return Reference(path, threads)
-    except ModelError as error:
+        return Reference(path, threads, edges_of(artifact))
+    except ModelError:
         if not custom_names:
             raise
         reference = Interpreter(path, artifact, operators)
         note(
             f"ONNX Runtime does not know {', '.join(custom_names)}: the outputs are compared with aotc's reference "
-            f"interpreter, and custom operators with their own references ({error.message})"
+            "interpreter instead, and custom operators with the references that their packages give"
         )
         return reference

@@ -5,18 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aot.errors import ModelError, OptionError
 from aot.ir import Array
 
+if TYPE_CHECKING:
+    from aot.artifacts import Artifact
+    from aot.frontend import Edges
+
+
+def edges_of(artifact: Artifact) -> Edges:
+    """Which inputs of its model an artifact has as constants (--set), and which constants as inputs (--override)."""
+    from aot.frontend import Edges
+
+    options = artifact.meta.get("options", {})
+    return Edges(tuple(options.get("overridable", ())), dict(options.get("values", ())))
+
 
 class Reference:
-    """A model in ONNX Runtime on the CPU."""
+    """A model in ONNX Runtime on the CPU, with the inputs that an artifact of it has.
 
-    def __init__(self, path: Path, threads: int) -> None:
+    `defaults`: the values in the model of what the artifact has as inputs and the model as initializers.
+    """
+
+    def __init__(self, path: Path, threads: int, edges: Edges | None = None) -> None:
         try:
             import onnxruntime
         except ImportError as error:
@@ -29,13 +44,31 @@ class Reference:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
+        self.defaults: dict[str, Array] = {}
+        source: str | bytes = str(path)
+        if edges is not None and (edges.overridable or edges.values):
+            options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+            source = self._with_edges(path, edges)
         self.name = f"onnxruntime {onnxruntime.__version__}"
         try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its errors have no common base class
             raise ModelError(f"ONNX Runtime cannot load it: {_first_line(error)}", where=str(path)) from error
         self.inputs = [item.name for item in self._session.get_inputs()]
         self.outputs = [item.name for item in self._session.get_outputs()]
+
+    def _with_edges(self, path: Path, edges: Edges) -> bytes:
+        """The model's bytes with its edges moved; keeps the default values."""
+        from aot.frontend.edges import with_edges
+        from aot.frontend.onnx_model import read_model, tensor_const
+
+        model = read_model(path)
+        moved = with_edges(model, edges).proto
+        kept = {tensor.name for tensor in moved.graph.initializer}
+        for tensor in model.graph.initializer:
+            if tensor.name not in kept:
+                self.defaults[tensor.name] = tensor_const(tensor, model.folder, tensor.name).array()
+        return bytes(moved.SerializeToString())
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name."""

@@ -12,10 +12,11 @@ from typing import Any
 
 from aot.errors import ModelError
 from aot.frontend.bindings import DimOption
+from aot.frontend.edges import Edges
 from aot.frontend.onnx_import import ImportInfo, Unsupported, check_onnx, import_onnx
 from aot.ir import Graph
 
-__all__ = ["DimOption", "ImportInfo", "Unsupported", "check", "load", "load_variants", "load_with_info"]
+__all__ = ["DimOption", "Edges", "ImportInfo", "Unsupported", "check", "load", "load_variants", "load_with_info"]
 
 
 def load(source: Any, *, dims: Mapping[str, DimOption] | None = None) -> Graph:
@@ -35,19 +36,19 @@ def load_with_info(source: Any, *, dims: Mapping[str, DimOption] | None = None) 
 
 
 def load_variants(
-    source: Any, *, dims: Mapping[str, DimOption] | None = None
+    source: Any, *, dims: Mapping[str, DimOption] | None = None, edges: Edges | None = None
 ) -> tuple[tuple[tuple[str, Graph], ...], ImportInfo]:
     """(name, graph) of every graph that the model stands for, to be tried in this order, and its source.
 
     More than one where a branch depends on what an input holds: `Graph.input_values` says for which numbers
-    a graph is right. `load` gives the first.
+    a graph is right. `load` gives the first. `edges` make inputs constants, and constants inputs.
     """
-    return import_onnx(_dispatch(source), dims)
+    return import_onnx(_dispatch(source), dims, edges)
 
 
-def check(source: Any, *, dims: Mapping[str, DimOption] | None = None) -> list[Unsupported]:
+def check(source: Any, *, dims: Mapping[str, DimOption] | None = None, edges: Edges | None = None) -> list[Unsupported]:
     """Everything in a model that cannot be compiled; empty when it can be."""
-    return check_onnx(_dispatch(source), dims)
+    return check_onnx(_dispatch(source), dims, edges)
 
 
 def _dispatch(source: Any) -> Any:

@@ -33,6 +33,7 @@ from aot.frontend import (
     onnx_window,
 )
 from aot.frontend.bindings import Bindings, DimOption, counted
+from aot.frontend.edges import Edges, with_edges
 from aot.frontend.known import KnownBuilder
 from aot.frontend.onnx_branches import Branches, Choices, InputChoice
 from aot.frontend.onnx_model import OnnxModel, plain_domain
@@ -585,7 +586,7 @@ def _attempt(model: OnnxModel, bindings: Bindings, choices: Choices) -> tuple[Im
 
 
 def import_onnx(
-    source: Any, dims: Mapping[str, DimOption] | None = None
+    source: Any, dims: Mapping[str, DimOption] | None = None, edges: Edges | None = None
 ) -> tuple[tuple[tuple[str, Graph], ...], ImportInfo]:
     """The graphs of an ONNX model by name, and what is known of its source.
 
@@ -593,7 +594,7 @@ def import_onnx(
     that the model compares with (named as `input=number`, its `input_values` say so), and last the one for all others.
     Raises ModelError (malformed), UnsupportedError (lists everything that is unsupported), OptionError (dims).
     """
-    model = onnx_model.read_model(source)
+    model = with_edges(onnx_model.read_model(source), edges or Edges())
     found = _explore(model, dims, Choices())
     graphs: list[tuple[str, Graph]] = []
     for importer, graph in found:
@@ -658,10 +659,12 @@ def _explore(
         return held + _explore(model, dims, choices.without(choice.name, choice.value))
 
 
-def check_onnx(source: Any, dims: Mapping[str, DimOption] | None = None) -> list[Unsupported]:
+def check_onnx(
+    source: Any, dims: Mapping[str, DimOption] | None = None, edges: Edges | None = None
+) -> list[Unsupported]:
     """Everything in a model that cannot be compiled; empty when it can. Raises ModelError for a malformed one."""
     try:
-        model = onnx_model.read_model(source)
+        model = with_edges(onnx_model.read_model(source), edges or Edges())
     except UnsupportedError as error:
         return [Unsupported("", "the model", 0, error.message, 1, ())]
     found: dict[Unsupported, None] = {}

@@ -123,7 +123,10 @@ class Context:
         """The contents of an operand that must be known when building."""
         contents = self.known(index)
         if contents is None:
-            self.input(index)
+            value = self.input(index)
+            if value in self.builder.inputs:
+                name = value.name
+                self.unsupported(f"{what} is the input {name!r}; give its value when building: --set {name}=VALUE")
             hint = "Make it a constant, or a function of input shapes; onnx-simplifier or the exporter can do this."
             self.unsupported(f"{what} depends on data that is only known when running", hint)
         return contents

@@ -401,7 +401,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         return built
 
     module.compile = compile  # type: ignore[attr-defined]
-    module.check = lambda model: state.unsupported  # type: ignore[attr-defined]
+    module.check = lambda model, options: state.unsupported  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "aot.driver", module)
     import aot
 
