@@ -7,15 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aot.backend.base import Backend, Emitted, PackedOperand
-from aot.dims import Dim, Symbol
+from aot.dims import Dim, Symbol, maximum
 from aot.dtypes import BY_NUMBER
 from aot.errors import CompilerError, OptionError
 from aot.ir import Const, Graph, Node, Value
 from aot.lower import lower
+from aot.partition import FlowChart
 from aot.program import (
     Argument,
     Buffer,
     Constant,
+    Flow,
     Guard,
     GuardKind,
     KernelCode,
@@ -114,7 +116,7 @@ def assemble(
         inputs=tuple(Port(value.name, value.type) for value in graph.inputs),
         outputs=tuple(Port(value.name, value.type) for value in graph.outputs),
         state=tuple((graph.inputs.index(i), graph.outputs.index(o)) for i, o in graph.state),
-        guards=guards(graph, symbols),
+        guards=guards(graph, symbols) if graph.environment is None else (),
         sources=tuple(table.sources),
         constants=tuple(table.constants),
         buffers=tuple(buffers),
@@ -129,6 +131,44 @@ def assemble(
     return Assembled(program, tuple(units.items()), plan)
 
 
+def assemble_flow(
+    graph: Graph, chart: FlowChart, blocks: Sequence[Program], target: Target, *, variant: str
+) -> Program:
+    """The program of a graph that was cut into blocks, which are assembled already."""
+    inputs = input_symbols(graph)
+    by_name = {symbol.name: symbol for symbol in chart.symbols}
+    if any(symbol.name not in by_name for symbol in inputs) or len(by_name) != len(chart.symbols):
+        raise CompilerError("the symbols of a flow are not those of its graph")
+    number = {symbol: position for position, symbol in enumerate(chart.symbols)}
+    flow = Flow(
+        slots=tuple(Port(value.name, value.type) for value in chart.slots),
+        steps=chart.steps,
+        results=chart.results,
+        blocks=tuple(blocks),
+        environments=tuple(tuple(number[symbol] for symbol in block.symbols) for block in blocks),
+        unbacked=chart.unbacked,
+    )
+    return Program(
+        target=target.name,
+        variant=variant,
+        symbols=chart.symbols,
+        inputs=tuple(Port(value.name, value.type) for value in graph.inputs),
+        outputs=tuple(Port(value.name, value.type) for value in graph.outputs),
+        state=(),
+        guards=guards(graph, chart.symbols[: len(chart.symbols) - chart.unbacked]),
+        sources=(),
+        constants=(),
+        buffers=(),
+        kernels=(),
+        steps=(),
+        code=b"",
+        peak_bytes=maximum(0, *(block.peak_bytes for block in blocks)),
+        lower_bound_bytes=maximum(0, *(block.lower_bound_bytes for block in blocks)),
+        planner=f"the largest of {len(blocks)} blocks",
+        flow=flow,
+    )
+
+
 def _is_read_plain(graph: Graph, kernels: Sequence[Node], emitted: Sequence[Emitted], value: Value) -> bool:
     """Whether a kernel, or a view, reads the constant row-major."""
     if any(node.op != "kernel" and value in node.operands for node in graph.nodes):
@@ -141,14 +181,19 @@ def _is_read_plain(graph: Graph, kernels: Sequence[Node], emitted: Sequence[Emit
 
 
 def input_symbols(graph: Graph) -> tuple[Symbol, ...]:
-    """The symbols that inputs bind, in order; raises OptionError for one that no input gives."""
+    """The symbols that inputs bind, in order, or those that a block is given.
+
+    Raises OptionError for one that nothing gives a value.
+    """
+    if graph.environment is not None:
+        return graph.environment
     bound: dict[str, Symbol] = {}
     for value in graph.inputs:
         for dim in value.type.shape:
             for symbol in [s for s in graph.symbols if not isinstance(dim, int) and s.dim == dim]:
                 bound.setdefault(symbol.name, symbol)
     for symbol in graph.symbols:
-        if symbol.name not in bound:
+        if symbol.name not in bound and symbol.origin == "input":
             raise OptionError(
                 f"the size {symbol.name!r} is not an extent of any input, so it is unknown when the model runs",
                 hint=f"Give it a value: --dim {symbol.name}=N.",

@@ -7,23 +7,27 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from aot import custom, frontend
 from aot.artifacts import Artifact
-from aot.assemble import Assembled, assemble
+from aot.assemble import Assembled, assemble, assemble_flow
 from aot.backend import BACKENDS
 from aot.backend.base import Backend
+from aot.control import has_control
 from aot.dims import typical
 from aot.errors import TargetError
 from aot.ir import Graph
 from aot.offsets import DEFAULT_NODE_BUDGET
 from aot.options import CompileOptions, DimRange
-from aot.passes import Context, PassManager, check_disable
+from aot.partition import FlowChart, partition
+from aot.passes import Context, Pass, PassManager, check_disable
 from aot.pipeline import CORE_PASSES, PIPELINE, TARGET_PASSES
 from aot.program import Program
 from aot.target import Target
 from aot.text import print_graph
+from aot.transforms.bind_shapes import bind_shapes
 from aot.views import VIEW_OPS
 
 Progress = Callable[[str, str], None]
@@ -88,22 +92,29 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
         with report.stage("transform"):
             context = Context(options=variant, target=targets[0][1], backend=targets[0][0])
             contexts.append(context)
-            core = PassManager(CORE_PASSES, context, report=lambda name: tell("transform", name)).run(graph)
+            chart, blocks, context = _blocks(graph, context)
+            run = partial(_run, CORE_PASSES, context, "transform", tell)
+            cores = [run(block) for block in blocks]
         for backend, hardware in targets:
             with report.stage("fuse and plan"):
                 targeted = replace(context, target=hardware, backend=backend)
-                ordered = PassManager(TARGET_PASSES, targeted, report=lambda name: tell("fuse and plan", name)).run(
-                    core
-                )
-                assembled = assemble(ordered, backend, hardware, variant=variant_name, node_budget=DEFAULT_NODE_BUDGET)
-            tell("compile", f"{len(assembled.sources)} kernels for {hardware.name}")
+                run = partial(_run, TARGET_PASSES, targeted, "fuse and plan", tell)
+                ordered = [run(core) for core in cores]
+                place = partial(assemble, backend=backend, target=hardware, node_budget=DEFAULT_NODE_BUDGET)
+                assembled = [place(block, variant=variant_name) for block in ordered]
+            sources = dict(source for block in assembled for source in block.sources)
+            tell("compile", f"{len(sources)} kernels for {hardware.name}")
             with report.stage("compile"):
-                code = _build(backend, assembled, hardware, options)
-            programs.append(assembled.with_code(code))
+                code = _build(backend, tuple(sources.items()), hardware, options)
+            built = [block.with_code(code) for block in assembled]
+            if chart is None:
+                programs.extend(built)
+            else:
+                programs.append(assemble_flow(graph, chart, built, hardware, variant=variant_name))
             label = f"{hardware.name}{' ' + variant_name if variant_name else ''}"
-            debug[label] = print_graph(ordered)
+            debug |= {_block_label(label, number, chart): print_graph(block) for number, block in enumerate(ordered)}
             if not report.figures:
-                report.figures = figures(graph, core, ordered, assembled)
+                report.figures = figures(blocks, cores, ordered, assembled)
     report.refusals = tuple(
         dict.fromkeys((r.rule, r.where, r.reason) for context in contexts for r in context.diagnostics.refusals)
     )
@@ -166,9 +177,29 @@ def resolve_targets(options: CompileOptions) -> list[tuple[Backend, Target]]:
     return found
 
 
-def _build(backend: Backend, assembled: Assembled, target: Target, options: CompileOptions) -> bytes:
+def _blocks(graph: Graph, context: Context) -> tuple[FlowChart | None, Sequence[Graph], Context]:
+    """The graphs that passes may work on: the graph itself, or where it has control, the blocks that it is cut into.
+
+    Dimensions are bound before, since what lies between the blocks has sizes too.
+    """
+    if not has_control(graph):
+        return None, (graph,), context
+    chart = partition(PassManager((bind_shapes,), context).run(graph))
+    return chart, chart.blocks, replace(context, options=replace(context.options, dims=()))
+
+
+def _run(passes: Sequence[Pass], context: Context, stage: str, tell: Progress, graph: Graph) -> Graph:
+    return PassManager(passes, context, report=lambda name: tell(stage, name)).run(graph)
+
+
+def _block_label(label: str, number: int, chart: FlowChart | None) -> str:
+    """The name of a graph's text: target, variant, and the number of the block where there are several."""
+    return label if chart is None else f"{label} block {number}"
+
+
+def _build(backend: Backend, sources: Sequence[tuple[str, str]], target: Target, options: CompileOptions) -> bytes:
     return backend.build(
-        assembled.sources, target, options.cache_dir, jobs=options.jobs or 0, compiler=options.c_compiler or None
+        sources, target, options.cache_dir, jobs=options.jobs or 0, compiler=options.c_compiler or None
     )
 
 
@@ -191,31 +222,36 @@ def _bindings(options: CompileOptions) -> Iterator[tuple[str, CompileOptions]]:
     yield "", options
 
 
-def figures(source: Graph, core: Graph, ordered: Graph, assembled: Assembled) -> dict[str, Any]:
-    """The numbers of a build: ops, kernels, bytes at a typical shape, memory."""
+def figures(
+    source: Sequence[Graph], core: Sequence[Graph], ordered: Sequence[Graph], assembled: Sequence[Assembled]
+) -> dict[str, Any]:
+    """The numbers of a build: ops, kernels, bytes at a typical shape, memory. Of a flow, the sums over its blocks."""
     moved_before = sum(
         typical(value.type.bytes)
-        for node in core.nodes
+        for graph in core
+        for node in graph.nodes
         if node.op not in VIEW_OPS
         for value in (*node.operands, *node.outputs)
     )
-    kernels = [node for node in ordered.nodes if node.op == "kernel"]
+    kernels = [node for graph in ordered for node in graph.nodes if node.op == "kernel"]
     moved_after = sum(typical(v.type.bytes) for node in kernels for v in (*node.operands, *node.outputs))
     by_kind: dict[str, int] = {}
     for node in kernels:
         by_kind[str(node.attrs["kind"])] = by_kind.get(str(node.attrs["kind"]), 0) + 1
+    programs = [block.program for block in assembled]
+    weights = {source.const.digest: source.const.bytes for program in programs for source in program.sources}
     return {
-        "ops_in": len(source.nodes),
-        "ops_simplified": len(core.nodes),
+        "ops_in": sum(len(graph.nodes) for graph in source),
+        "ops_simplified": sum(len(graph.nodes) for graph in core),
         "kernels_out": len(kernels),
-        "kernels_distinct": len(assembled.sources),
+        "kernels_distinct": len({symbol for block in assembled for symbol, _ in block.sources}),
         "kernels_by_kind": dict(sorted(by_kind.items())),
         "bytes_moved_unfused": moved_before,
         "bytes_moved_fused": moved_after,
-        "peak_bytes": typical(assembled.program.peak_bytes),
-        "lower_bound_bytes": typical(assembled.program.lower_bound_bytes),
-        "planner": assembled.program.planner,
-        "weights_bytes": sum(source.const.bytes for source in assembled.program.sources),
+        "peak_bytes": max(typical(program.peak_bytes) for program in programs),
+        "lower_bound_bytes": max(typical(program.lower_bound_bytes) for program in programs),
+        "planner": programs[0].planner if len(programs) == 1 else f"the largest of {len(programs)} blocks",
+        "weights_bytes": sum(weights.values()),
     }
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from aot import dims as dimension
 from aot import expr as expression
+from aot.control import CONTROL, evaluate_control
 from aot.dims import Dim, DimExpr
 from aot.dtypes import DType, from_numpy
 from aot.errors import CompilerError, ModelError
@@ -51,7 +52,12 @@ def evaluate(
     kept = set(graph.outputs)
     for position, node in enumerate(graph.nodes):
         operands = [None if value is None else values[value] for value in node.inputs]
-        for value, result in zip(node.outputs, evaluate_node(node, operands, known), strict=True):
+        results = (
+            evaluate_control(node, operands, known, evaluate)
+            if node.op in CONTROL
+            else evaluate_node(node, operands, known)
+        )
+        for value, result in zip(node.outputs, results, strict=True):
             values[value] = result
         for value in node.operands:
             if last[value] == position and value not in kept:

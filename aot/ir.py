@@ -220,7 +220,8 @@ class Graph:
     `consts` gives the constant behind each constant value. `state` pairs an input with the output
     that replaces it. `input_values` are (input number, integer, whether it is equal): the graph is
     right only where that input, of one element, holds that integer, or another one (a branch that the
-    input chooses was resolved).
+    input chooses was resolved). `environment` are the symbols whose values the graph is given when it
+    runs, of a block of a flow; None: the extents of the inputs give every symbol its value.
     """
 
     name: str
@@ -231,6 +232,7 @@ class Graph:
     state: tuple[tuple[Value, Value], ...] = ()
     level: Level = Level.CORE
     input_values: tuple[tuple[int, int, bool], ...] = ()
+    environment: tuple[Symbol, ...] | None = None
 
     @cached_property
     def producer(self) -> Mapping[Value, Node]:
@@ -282,11 +284,11 @@ def attr_symbols(attr: Attr) -> Iterator[Symbol]:
 
 
 def live(graph: Graph) -> Graph:
-    """The graph without nodes and constants that no output needs."""
+    """The graph without nodes and constants that no output needs. A node without results is kept."""
     needed = set(graph.outputs)
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        if any(value in needed for value in node.outputs):
+        if not node.outputs or any(value in needed for value in node.outputs):
             kept.append(node)
             needed.update(node.operands)
     if len(kept) == len(graph.nodes) and all(value in needed for value in graph.consts):

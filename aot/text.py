@@ -99,6 +99,7 @@ def consts_of(graph: Graph) -> dict[str, Const]:
 
 def _all_symbols(graph: Graph) -> Iterator[Symbol]:
     """Symbols in the order in which the text mentions them."""
+    yield from graph.environment or ()
     for value in graph.inputs:
         yield from _type_symbols(value.type)
     for node in graph.nodes:
@@ -145,6 +146,10 @@ class _Printer:
         inner = indent + "  "
         if not indent:
             lines.extend(f"{inner}where {self.symbol(symbol)}" for symbol in self.symbols)
+        if graph.environment is not None:
+            lines.append(
+                f"{inner}given {', '.join(self.aliases[symbol].name for symbol in graph.environment)}".rstrip()
+            )
         names: dict[Value, str] = {}
         for value in graph.inputs:
             lines.append(f"{inner}{self.define(value, names)} = input")
@@ -406,6 +411,7 @@ class _Body:
     outputs: tuple[Value, ...] = ()
     state: list[tuple[Value, Value]] = field(default_factory=list)
     values: list[tuple[int, int, bool]] = field(default_factory=list)
+    environment: tuple[Symbol, ...] | None = None
     ended: bool = False
 
 
@@ -453,7 +459,7 @@ class _Parser:
         self.depth -= 1
         return Graph(
             name, tuple(body.inputs), body.consts, tuple(body.nodes), body.outputs, tuple(body.state), level,
-            tuple(body.values),
+            tuple(body.values), body.environment,
         )  # fmt: skip
 
     def end(self, cursor: _Cursor) -> None:
@@ -466,6 +472,8 @@ class _Parser:
             body.ended = True
         elif cursor.take("where "):
             self.symbol(cursor)
+        elif cursor.take("given"):
+            body.environment = tuple(self.given(cursor))
         elif cursor.take("value "):
             number = int(cursor.match(_INTEGER, "the number of an input"))
             is_equal = not cursor.take("!=")
@@ -508,6 +516,15 @@ class _Parser:
             else:
                 raise ValueError(f"a symbol has name, divisor and origin, not {word!r}")
         self.symbols[alias] = Symbol(name, lo, hi, divisor, origin)
+
+    def given(self, cursor: _Cursor) -> Iterator[Symbol]:
+        while not cursor.done:
+            name = cursor.match(_IDENTIFIER, "a symbol")
+            if name not in self.symbols:
+                raise ValueError(f"symbol {name!r} is used before it is declared")
+            yield self.symbols[name]
+            if not cursor.take(","):
+                break
 
     def references(self, cursor: _Cursor, body: _Body) -> Iterator[Value]:
         while not cursor.done:

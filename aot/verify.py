@@ -1,7 +1,8 @@
 """Checks that a graph keeps the specification of its level. Runs after every pass; shares no code with any.
 
 What each level allows:
-  CORE     ops of the table, without regions; types as `infer` gives them.
+  CORE     ops of the table, without regions; types as `infer` gives them. Control (`aot/control.py`), as
+           long as the graph is not cut into blocks.
   FUSED    `kernel` nodes, whose one region is a CORE graph with the node's inputs and outputs, ops of
            kind VIEW, and `concat` whose operands are written into place.
   ORDERED  as FUSED, with final layouts: views really move no bytes, operands of a concat lie in the
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from aot import dims as dimension
+from aot.control import CONTROL, fault, has_effect
 from aot.dims import Dim, DimExpr, Symbol
 from aot.dtypes import DType
 from aot.errors import AotError, CompilerError
@@ -68,7 +70,7 @@ def _verify_graph(graph: Graph, where: str, outermost: bool) -> None:
                 raise VerifyError(
                     f"operand {number}, {_label(operand)}, is used before it is defined", where=node.where, node=node
                 )
-        if not node.outputs:
+        if not node.outputs and not has_effect(node):
             raise VerifyError("the node has no result", where=node.where, node=node)
         _verify_node(node, graph.level)
         if "in_place" in node.attrs and node.op == "kernel":
@@ -106,6 +108,13 @@ def _verify_node(node: Node, level: Level) -> None:
         if level is Level.CORE:
             raise VerifyError("level core has no kernel nodes", where=node.where, node=node)
         _verify_kernel(node, level)
+        return
+    if node.op in CONTROL and level is Level.CORE:
+        reason = fault(node)
+        if reason:
+            raise VerifyError(reason, where=node.where, node=node)
+        for region in node.regions:
+            _verify_graph(region, node.where, outermost=False)
         return
     if node.op not in OPS:
         raise VerifyError(f"unknown op {node.op!r}", where=node.where, node=node)
@@ -367,6 +376,7 @@ def _verify_symbols(graph: Graph) -> None:
                 where=f"graph {graph.name}",
             )
     bound = {s for value in graph.inputs for extent in value.type.shape for s in dimension.symbols_of(extent)}
+    bound.update(graph.environment or ())
     for symbol in by_name.values():
         if symbol.origin == "input" and symbol not in bound:
             raise VerifyError(

@@ -375,7 +375,7 @@ class _ProgramReader:
     def flow_steps(
         self, run: tuple[int, int], before: int, slots: int, blocks: Sequence[Program]
     ) -> tuple[FlowStep, ...]:
-        """The steps of a run of records, which must end before record `before`, so that bodies cannot contain themselves."""
+        """The steps of a run of records. It must end before record `before`: no body may contain itself."""
         if run[1] and run[0] + run[1] > before:
             self.reader.fail(Section.FLOW, f"a body {run} does not lie before its step")
         found = []

@@ -74,6 +74,12 @@ class Bindings:
                 return self._apply(self._from_option(key, self.options[key], symbol.name))
         return self._apply(symbol.dim)
 
+    def unbacked(self, wish: str, lo: int, hi: int | None = None) -> Dim:
+        """A size that data gives when the program runs, after conditions. The wish names it, so it must be unique."""
+        plain = self._fresh(wish)
+        self.display.setdefault(plain, plain)
+        return self._apply(Symbol(plain, lo, hi, origin="unbacked").dim)
+
     def _from_option(self, key: str, option: DimOption, wish: str) -> Dim:
         if isinstance(option, bool) or not isinstance(option, int | str | tuple | Symbol | DimExpr):
             raise OptionError(f"{option!r} is not a size, a range or a name", where=f"dimension {key}")
@@ -198,10 +204,20 @@ def _condition(declared: Symbol, dim: Dim) -> str:
 def _conditions(left: Dim, right: Dim) -> Iterator[dict[str, Dim]]:
     """Candidate conditions, best first: what replaces symbols, by name."""
     difference = left - right
-    symbols = [symbol for symbol in dimension.symbols_of(difference) if symbol.origin == "input"]
+    # What data gives is known later than what inputs give: it may be said to equal the latter, and not the reverse.
+    symbols = sorted(dimension.symbols_of(difference), key=lambda symbol: symbol.origin == "input")
     solved = sorted(
-        ((symbol, dim) for symbol in symbols if (dim := _solve(difference, symbol)) is not None),
-        key=lambda pair: (not isinstance(pair[1], int), dimension.bounds(pair[1])[0] < pair[0].lo, len(str(pair[1]))),
+        (
+            (symbol, dim)
+            for symbol in symbols
+            if (dim := _solve(difference, symbol)) is not None and (symbol.origin != "input" or _is_backed(dim))
+        ),
+        key=lambda pair: (
+            pair[0].origin == "input",
+            not isinstance(pair[1], int),
+            dimension.bounds(pair[1])[0] < pair[0].lo,
+            len(str(pair[1])),
+        ),
     )
     for symbol, dim in solved:
         lo, hi = dimension.bounds(dim)
@@ -211,7 +227,7 @@ def _conditions(left: Dim, right: Dim) -> Iterator[dict[str, Dim]]:
             continue
         replaced = {symbol.name: dim}
         other = _plain_symbol(dim)
-        if other is not None:
+        if other is not None and other.origin == symbol.origin:
             merged = _merge(symbol, other)
             if merged is None:
                 continue
@@ -229,11 +245,16 @@ def _conditions(left: Dim, right: Dim) -> Iterator[dict[str, Dim]]:
         for least, most in _level_candidates(left, right, symbol):
             yield {symbol.name: least if least == most else replace(symbol, lo=least, hi=most).dim}
     for symbol in symbols:
-        for divisor in _DIVISORS:
+        for divisor in _DIVISORS if symbol.origin == "input" else ():
             if divisor % symbol.divisor == 0 and divisor != symbol.divisor:
                 least = -(-max(symbol.lo, 1) // divisor) * divisor
                 if symbol.hi is None or symbol.hi >= least:
                     yield {symbol.name: replace(symbol, divisor=divisor, lo=least).dim}
+
+
+def _is_backed(dim: Dim) -> bool:
+    """Whether inputs alone give the dimension its value."""
+    return all(symbol.origin == "input" for symbol in dimension.symbols_of(dim))
 
 
 def _equal_factors(difference: Dim, axis: Mapping[str, int]) -> Iterator[dict[str, Dim]]:

@@ -8,7 +8,7 @@ are all known is not added to the graph; its result is known in turn, and only b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from aot import dtypes
 from aot.builder import Builder
+from aot.control import add_read
 from aot.dims import Dim
 from aot.dtypes import DType
 from aot.frontend.known_scalars import MayBeNegative, Ratio, UnknownContents, is_symbolic
@@ -25,6 +26,11 @@ from aot.ops import OPS, infer
 from aot.ops.opdef import Attrs
 
 LARGEST_KNOWN = 4096  # elements; larger tensors are data, not shapes
+
+
+MOST_SIZES = 64  # elements of a tensor of sizes that is read when the program runs
+SizeOf = Callable[[str, int, int | None], Dim]
+"""Makes an unbacked size: (the name to follow, its least and largest value)."""
 
 
 def _ratio(element: Any, apart: bool) -> Ratio:
@@ -39,8 +45,9 @@ def _ratio(element: Any, apart: bool) -> Ratio:
 class KnownBuilder(Builder):
     """See the module."""
 
-    def __init__(self, name: str = "graph", locs: tuple[str, ...] = ()) -> None:
+    def __init__(self, name: str = "graph", locs: tuple[str, ...] = (), size_of: SizeOf | None = None) -> None:
         super().__init__(name, locs)
+        self._size_of = size_of
         self._known: dict[Value, Array] = {}
         self._derived: set[Value] = set()  # made here, of sizes and whole numbers
         self._pending: set[Value] = set()  # of these, what is not in the graph yet
@@ -58,6 +65,10 @@ class KnownBuilder(Builder):
         """Takes a value of the graph to hold these contents."""
         self._known[value] = contents
 
+    def is_pending(self, value: Value) -> bool:
+        """Whether the value is known and no node makes it yet."""
+        return value in self._pending
+
     def known_value(self, contents: Array, dtype: DType) -> Value:
         """A value of known contents that is not in the graph until an op reads it."""
         value = Value(TensorType(dtype, tuple(contents.shape)))
@@ -69,6 +80,47 @@ class KnownBuilder(Builder):
     def dims_value(self, dims: Sequence[Dim], dtype: DType = dtypes.I64) -> Value:
         """A rank-1 tensor of sizes."""
         return self.known_value(object_array(list(dims), (len(dims),)), dtype)
+
+    def read_sizes(self, value: Value, lo: int = 0, hi: int | None = None) -> Array | None:
+        """The contents of a tensor of integers as sizes that are read when the program runs.
+
+        What is known before stays what it is. None where the tensor is too long, or no tensor of integers. With
+        `hi`, values outside of lo..hi are taken to be the nearest inside; without, they are refused.
+        """
+        contents = self.known(value)
+        if contents is not None:
+            return contents
+        count = value.type.elements
+        if value.type.dtype.is_float or value.type.dtype.bits < 8 or self._size_of is None:
+            return None
+        if not isinstance(count, int) or count > MOST_SIZES:
+            return None
+        parts = self._parts(value)
+        if parts is not None:
+            found = [self.read_sizes(part, lo, hi) for part in parts]
+            if all(part is not None for part in found):
+                return np.concatenate([part.reshape(-1) for part in found if part is not None])
+            return None
+        self.materialize(value)
+        elements: list[Any] = []
+        for element in range(count):
+            dim = self._size_of(f"{self._label(value)}_{element}" if count > 1 else self._label(value), lo, hi)
+            add_read(self, value, element, dim, clamp=hi is not None)
+            elements.append(dim)
+        contents = object_array(elements, static_shape(value.type))
+        if hi is None:  # a number that was clamped is not what the tensor holds
+            self._known[value] = contents
+        return contents
+
+    def _parts(self, value: Value) -> tuple[Value, ...] | None:
+        """What a rank-1 tensor was concatenated from."""
+        for node in reversed(self.nodes):
+            if value in node.outputs:
+                return node.operands if node.op == "concat" and value.type.rank == 1 else None
+        return None
+
+    def _label(self, value: Value) -> str:
+        return value.name or (self.locs[-1] if self.locs else "size")
 
     def op(self, name: str, *inputs: Value | None, **attrs: Attr) -> tuple[Value, ...]:
         folded = self._fold(name, inputs, attrs)

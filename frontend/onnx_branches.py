@@ -93,12 +93,15 @@ class Branches:
             self._sizes[made] = (left.flat[0], right.flat[0])
         return made
 
-    def decide(self, condition: Value) -> None:
-        """Raises InputChoice or DimMismatch for a condition that can be decided by importing again."""
+    def decide_by_input(self, condition: Value) -> None:
+        """Raises InputChoice for a condition on what an input holds: the model is imported for each answer."""
         if condition in self._tests:
             raise InputChoice(*self._tests[condition])
         if condition in self._element and condition.type.dtype.is_bool:
             raise InputChoice(self._element[condition], 1)
+
+    def decide_by_size(self, condition: Value) -> None:
+        """Raises DimMismatch for a condition on sizes: it is taken to be true, as a rule for the inputs."""
         if condition in self._sizes:
             left, right = self._sizes[condition]
             raise DimMismatch(f"a branch is taken where {left} is {right}", left, right)

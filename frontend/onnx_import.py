@@ -6,14 +6,14 @@ No converter's own exception leaves this module: a fault of the model is a Model
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
 
-from aot.dims import Dim, maximum
+from aot.dims import Dim, maximum, symbols_of
 from aot.errors import AotError, CompilerError, ModelError, UnsupportedError
 from aot.frontend import (
     onnx_custom,
@@ -36,9 +36,10 @@ from aot.frontend.bindings import Bindings, DimOption, counted
 from aot.frontend.edges import Edges, with_edges
 from aot.frontend.known import KnownBuilder
 from aot.frontend.onnx_branches import Branches, Choices, InputChoice
+from aot.frontend.onnx_control import Region, import_if, import_loop, import_scan
 from aot.frontend.onnx_model import OnnxModel, plain_domain
 from aot.frontend.onnx_registry import CONVERTERS, Context, UseFunctionBody
-from aot.ir import Graph, Node, Value, live
+from aot.ir import Graph, Node, TensorType, Value, live
 from aot.ops import OPS
 from aot.ops.opdef import DimMismatch
 
@@ -112,6 +113,7 @@ class Scope:
     entries: dict[str, Entry] = field(default_factory=dict)
     initializers: Mapping[str, TensorProto] = field(default_factory=dict)
     parent: Scope | None = None
+    region: Region | None = None  # whose body this is
 
     def names(self) -> set[str]:
         inherited = self.parent.names() if self.parent is not None else set()
@@ -136,7 +138,9 @@ class Importer:
         self.model = model
         self.branches = Branches(choices)
         self.bindings = bindings
-        self.builder = KnownBuilder(model.graph.name or "graph")
+        self.builder = KnownBuilder(model.graph.name or "graph", size_of=self.unbacked)
+        self.regions: list[Region] = []  # being imported, outermost first
+        self.unbacked_names: dict[str, int] = {}
         self.rejected: dict[tuple[str, str, int, str], list[str]] = {}
         self.names: dict[Value, str] = {}
         self.squeezes_open_axes = False
@@ -231,15 +235,20 @@ class Importer:
 
     def _read(self, name: str, scope: Scope, where: str) -> Entry:
         level: Scope | None = scope
+        crossed: list[Region] = []
         while level is not None:
-            if name in level.entries:
-                return level.entries[name]
-            if name in level.initializers:
-                return self._initializer(name, level)
+            if name in level.entries or name in level.initializers:
+                builder = crossed[-1].outer if crossed else self.builder
+                entry = level.entries[name] if name in level.entries else self._initializer(name, level, builder)
+                for region in reversed(crossed):
+                    entry = region.capture(entry) if isinstance(entry, Value) else entry
+                return entry
+            if level.region is not None:
+                crossed.append(level.region)
             level = level.parent
         raise ModelError(f"tensor {name!r} is made by no node, input or initializer", where=where)
 
-    def _initializer(self, name: str, scope: Scope) -> Entry:
+    def _initializer(self, name: str, scope: Scope, builder: KnownBuilder) -> Entry:
         tensor = scope.initializers[name]
         outermost = scope.parent is None
         try:
@@ -252,7 +261,7 @@ class Importer:
             return POISON
         if outermost:
             self.model.weights[name] = const
-        value = self.builder.const(const)
+        value = builder.const(const)
         scope.entries[name] = value
         return value
 
@@ -352,10 +361,15 @@ class Importer:
         _check_node(node, schema, attributes, name)
         if node.op_type == "If" and not domain and not poisoned:
             try:
-                return self._if(inputs, attributes, name, scope, frame)
+                return self._if(node, inputs, attributes, name, scope, frame)
             except UnsupportedError:
                 self._look_inside(node, frame)
                 raise
+        if node.op_type in ("Loop", "Scan") and not domain:
+            if poisoned:
+                self._look_inside(node, frame)
+                return [POISON] * len(node.output)
+            return self._repeat(node, inputs, attributes, name, scope, frame, version)
         locs = frame.loc or name
         converter = CONVERTERS.get((domain, node.op_type))
         plain = ONE_TO_ONE.get(node.op_type) if not domain else None
@@ -433,22 +447,104 @@ class Importer:
 
     def _if(
         self,
+        node: NodeProto,
         inputs: Sequence[Value | None],
         attributes: Mapping[str, AttributeProto],
         name: str,
         scope: Scope,
         frame: Frame,
     ) -> Sequence[Entry]:
-        """An If whose condition is known, or can be by importing again: its branch, in place."""
-        contents = self.builder.known(inputs[0]) if inputs and inputs[0] is not None else None
-        if contents is None and inputs and inputs[0] is not None:
-            self.branches.decide(inputs[0])
-        if contents is None or contents.size != 1:
-            raise UnsupportedError("the condition depends on data that is only known when running")
-        branch = attributes["then_branch" if bool(contents.flat[0]) else "else_branch"].g
-        inner = Scope(initializers=_initializers(branch), parent=scope)
-        self._nodes(branch.node, inner, replace(frame, prefix=f"{name}/"))
-        return [self._read(info.name, inner, name) for info in branch.output]
+        """An If: the branch in place where the condition is known, or can be by importing again; else both."""
+        condition = inputs[0] if inputs else None
+        if condition is None:
+            raise ModelError("the condition is missing", where=name)
+        contents = self.builder.known(condition)
+        if contents is not None and contents.size == 1:
+            branch = attributes["then_branch" if bool(contents.flat[0]) else "else_branch"].g
+            inner = Scope(initializers=_initializers(branch), parent=scope)
+            self._nodes(branch.node, inner, replace(frame, prefix=f"{name}/"))
+            return [self._read(info.name, inner, name) for info in branch.output]
+        self.branches.decide_by_input(condition)
+        try:
+            with self.builder.at(frame.loc or name):
+                made = import_if(self, condition, attributes, name, list(node.output), scope, frame)
+        except UnsupportedError:
+            self.branches.decide_by_size(condition)
+            raise
+        return [POISON] * len(node.output) if made is None else made
+
+    def _repeat(
+        self,
+        node: NodeProto,
+        inputs: Sequence[Value | None],
+        attributes: Mapping[str, AttributeProto],
+        name: str,
+        scope: Scope,
+        frame: Frame,
+        opset: int,
+    ) -> Sequence[Entry]:
+        """A Loop or a Scan."""
+        names = list(node.output)
+        with self.builder.at(frame.loc or name):
+            if node.op_type == "Loop":
+                made = import_loop(self, inputs, attributes, name, names, scope, frame)
+            else:
+                made = import_scan(self, inputs, attributes, name, names, scope, frame, opset)
+        return [POISON] * len(node.output) if made is None else made
+
+    # Regions
+
+    def region(
+        self,
+        graph: GraphProto,
+        types: Sequence[TensorType],
+        scope: Scope,
+        frame: Frame,
+        name: str,
+        label: str,
+        formal: Callable[[Region, Sequence[TensorType]], list[Value]] | None = None,
+    ) -> Region | None:
+        """Imports a body. `formal` makes its inputs, for carried values of `types`. None where it is unsupported."""
+        builder = KnownBuilder(f"{name}/{label}", self.builder.locs, size_of=self.unbacked)
+        region = Region(builder, self.builder)
+        inner = Scope(initializers=_initializers(graph), parent=scope, region=region)
+        self.builder = builder
+        self.regions.append(region)
+        try:
+            values = formal(region, types) if formal is not None else []
+            if len(values) != len(graph.input):
+                raise ModelError(f"the {label} has {len(graph.input)} inputs; it is given {len(values)}", where=name)
+            inner.entries.update(zip((info.name for info in graph.input), values, strict=True))
+            self._nodes(graph.node, inner, replace(frame, prefix=f"{name}/"))
+            entries = [self._read(info.name, inner, name) for info in graph.output]
+            self.where = name
+            if any(not isinstance(entry, Value) for entry in entries):
+                return None
+            region.results = [entry for entry in entries if isinstance(entry, Value)]
+            for value in region.results:
+                builder.materialize(value)
+            return region
+        finally:
+            self.regions.pop()
+            self.builder = region.outer
+
+    def operands(self, region: Region) -> list[Value]:
+        """What a region takes from outside, as values of the graph."""
+        for value in region.operands:
+            self.builder.materialize(value)
+        return region.operands
+
+    def finish_region(self, region: Region, results: Sequence[Value]) -> Graph:
+        """The region's graph, with the model's names."""
+        return _named(live(region.builder.finish(results)), self.names)
+
+    def unbacked(self, wish: str, lo: int, hi: int | None = None) -> Dim:
+        """A size that data gives when the program runs, in the region at hand; its name follows `wish`."""
+        number = self.unbacked_names[wish] = self.unbacked_names.get(wish, 0) + 1
+        dim = self.bindings.unbacked(wish if number == 1 else f"{wish}_{number}", lo, hi)
+        if self.regions:
+            self.regions[-1].symbols.update(s for s in symbols_of(dim) if s.origin != "input")
+        return dim
 
 
 def _initializers(graph: GraphProto) -> dict[str, TensorProto]:
@@ -568,7 +664,7 @@ def _attempt(model: OnnxModel, bindings: Bindings, choices: Choices) -> tuple[Im
         try:
             graph = importer.run()
             # What depends on data may depend on sizes only, where a quotient of them is known not to be negative.
-            if graph is None and any(
+            if (graph is None or importer.unbacked_names) and any(
                 bindings.resolve(maximum(dim, 0), dim, importer.where) for dim in importer.builder.unsigned
             ):
                 continue

@@ -132,8 +132,11 @@ class Context:
         return contents
 
     def dims(self, index: int, what: str) -> tuple[Dim, ...]:
-        """A rank-1 (or scalar) integer operand as dims."""
-        contents = self.need_known(index, what)
+        """A rank-1 (or scalar) integer operand as dims; what data gives is read when the program runs."""
+        value = self.input(index)
+        contents = self.builder.read_sizes(value) if value.type.rank <= 1 else None
+        if contents is None:
+            contents = self.need_known(index, what)
         if contents.ndim > 1:
             self.fail(f"{what} must have rank 1; it has rank {contents.ndim}")
         for element in contents.flat:

@@ -22,7 +22,7 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(
         (
             "aot.ops", "aot.builder", "aot.verify", "aot.evaluate", "aot.pattern", "aot.passes", "aot.lower",
-            "aot.views", "aot.storage", "aot.custom",
+            "aot.views", "aot.storage", "aot.custom", "aot.control", "aot.partition",
         ),
         2,
     ),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from aot.control import CONTROL
 from aot.dims import Dim, DimExpr, Symbol, substitute
 from aot.errors import ModelError, OptionError
 from aot.ir import Attr, Graph, Layout, Level, Node, TensorType, Value, attr_symbols
@@ -86,7 +87,7 @@ def _node(
     if any(True for attr in attrs.values() for _ in attr_symbols(attr)):
         attrs = MappingProxyType({name: _attr(attr, change) for name, attr in attrs.items()})
     regions = tuple(substitute_symbols(region, change) for region in node.regions)
-    if not node.regions:
+    if not node.regions and node.op not in CONTROL:
         try:
             types = infer(node.op, attrs, [None if v is None else v.type for v in inputs])
         except OpError as error:
