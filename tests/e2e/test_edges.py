@@ -104,7 +104,7 @@ def test_both_are_part_of_the_options(cache: Path) -> None:
         ({"values": {"x": float("nan")}}, "nan is not a finite number"),
         ({"values": {"x": "1"}}, "'1' is not a finite number"),
         ({"values": (("k", 1), ("k", 2))}, "--set gives an input twice"),
-        ({"values": {"k": 1}, "overridable": ["w"]}, "no initializer 'w' to override\n  hint: Its initializers are W"),
+        ({"values": {"k": 1}, "overridable": ["w"]}, "no initializer 'w' to override\n  hint: Did you mean 'W'?"),
         ({"values": {"k": 1}, "overridable": ["x"]}, "no initializer 'x' to override"),
         ({"values": {"W": WEIGHT}, "overridable": ["W"]}, "'W' is to be given at each run, and to have a value"),
     ],
