@@ -273,9 +273,11 @@ def floordiv(dividend: Dim, divisor: Dim) -> Dim:
         lo, hi = bounds(rest)
         if lo // divisor == hi // divisor:
             return whole_dim + int(lo // divisor)
-        inner = _single_call(rest, "floordiv")
-        if inner is not None and isinstance(inner.args[1], int):
-            return whole_dim + floordiv(inner.args[0], inner.args[1] * divisor)
+        constant = terms_of(rest)[1]
+        inner = _single_call(rest - constant, "floordiv")
+        if inner is not None and isinstance(inner.args[1], int):  # (x // m + c) // n is (x + c * m) // (m * n)
+            step = inner.args[1]
+            return whole_dim + floordiv(inner.args[0] + constant * step, step * divisor)
         return whole_dim + _atom(Call("floordiv", (rest, divisor)))
     return _atom(Call("floordiv", (dividend, divisor)))
 
