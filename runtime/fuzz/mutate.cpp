@@ -223,7 +223,7 @@ size_t mutate(uint8_t *data, size_t size, size_t max_size, uint64_t seed, Change
     Random random(seed);
     Table table;
     if (!table.find(data, size)) return change(data, size, max_size);
-    if (random.one_in(5)) {
+    if (random.one_in(12)) {
         Parts file(table);
         for (size_t n = 1 + random.below(2); n > 0; --n) change_parts(file, random, change);
         std::vector<uint8_t> out(max_size);
@@ -248,6 +248,7 @@ size_t cross(const uint8_t *left, size_t left_size, const uint8_t *right, size_t
              size_t max_size, uint64_t seed) {
     Random random(seed);
     Table first, second;
+    if (!random.one_in(4)) return 0;  // it takes longer than a mutation, and finds less
     // Tables are only read here.
     if (!first.find(const_cast<uint8_t *>(left), left_size) || !second.find(const_cast<uint8_t *>(right), right_size)) {
         return 0;
