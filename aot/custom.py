@@ -18,7 +18,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -174,58 +174,50 @@ def _check_definition(op: OpDef) -> None:
             raise fail(f"`{name}` must be a function, not {type(value).__name__}")
 
 
+_FUNCTIONS = ("infer", "samples", "body", "reference", "decompose")
+
+
 def _guarded(op: OpDef) -> OpDef:
     """The same op; what its functions raise by mistake, or return of a wrong type, is an OperatorError."""
+    where = f"operator {op.name!r}"
 
-    if hasattr(op.infer, "guards"):
-        return op
+    def fault(reason: str) -> OperatorError:
+        return OperatorError(reason, where=where)
 
-    def guard(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def guard(what: str, function: Any) -> Any:
+        if function is None or hasattr(function, "of_user"):
+            return function
+
         def run(*args: Any) -> Any:
+            # Where the elements of a tensor lie is no concern of infer: shapes alone decide the result.
+            given = [TensorType(a.dtype, a.shape) if isinstance(a, TensorType) else a for a in args]
             try:
-                return function(*args)
+                found = function(*given)
             except AotError:
                 raise
             except Exception as error:
-                text = f"{what} raised {type(error).__name__}: {error}"
-                raise OperatorError(text, where=f"operator {op.name!r}") from error
+                raise fault(f"{what} raised {type(error).__name__}: {error}") from error
+            types = found if isinstance(found, tuple) else (found,)
+            if what == "infer" and not (types and all(isinstance(t, TensorType) and not t.layout for t in types)):
+                raise fault(f"infer must return a TensorType without a layout, or a tuple of them; not {found!r}")
+            if what == "body" and not isinstance(found, Expr):
+                raise fault(f"body must return an Expr, not {found!r}")
+            return found
 
+        run.of_user = function  # type: ignore[attr-defined]
         return run
 
-    inferred = guard("infer", op.infer)
-
-    def infer(*args: Any) -> Any:
-        found = inferred(*args)
-        types = found if isinstance(found, tuple) else (found,)
-        if not types or not all(isinstance(type_, TensorType) and not type_.layout for type_ in types):
-            raise OperatorError(
-                f"infer must return a TensorType without a layout, or a tuple of them; it returned {found!r}",
-                where=f"operator {op.name!r}",
-            )
-        return found
-
-    infer.guards = op  # type: ignore[attr-defined]  # the definition as it was given
-
-    def body(*args: Any) -> Expr:
-        assert op.body is not None
-        found = guard("body", op.body)(*args)
-        if not isinstance(found, Expr):
-            raise OperatorError(f"body must return an Expr; it returned {found!r}", where=f"operator {op.name!r}")
-        return found
-
-    return replace(
-        op,
-        infer=infer,
-        samples=guard("samples", op.samples),
-        body=None if op.body is None else body,
-        reference=None if op.reference is None else guard("reference", op.reference),
-        decompose=None if op.decompose is None else guard("decompose", op.decompose),
-    )
+    return replace(op, **{name: guard(name, getattr(op, name)) for name in _FUNCTIONS})
 
 
-def _given(op: OpDef) -> Any:
-    """The definition as the user gave it."""
-    return getattr(op.infer, "guards", op)
+def _is_same(left: OpDef, right: OpDef) -> bool:
+    """Whether two ops are one definition of the user's."""
+
+    def parts(op: OpDef) -> list[Any]:
+        functions = [getattr(op, name) for name in _FUNCTIONS]
+        return [op.name, op.sources, op.attrs, *(getattr(function, "of_user", function) for function in functions)]
+
+    return parts(left) == parts(right)
 
 
 # Where operators come from.
@@ -244,7 +236,9 @@ def load_operators(spec: str | os.PathLike[str]) -> tuple[Operator, ...]:
         if is_file:
             content = Path(place).read_bytes()
             module = _module_of_file(Path(place), content)
-            package, version = Path(place).name, f"sha256:{hashlib.sha256(content).hexdigest()[:16]}"
+            path = Path(place)
+            package = f"{path.parent.name}/{path.name}" if path.name == "__init__.py" else path.name
+            version = f"sha256:{hashlib.sha256(content).hexdigest()[:16]}"
         else:
             module = importlib.import_module(place)
             package, version = _distribution(place)
@@ -318,7 +312,7 @@ def _check_unique(operators: Sequence[Operator]) -> None:
         seen: dict[str, Operator] = {}
         for key, operator in zip(keys, operators, strict=True):
             other = seen.setdefault(key, operator)
-            if other is operator or (what == "the name" and _given(other.op) is _given(operator.op)):
+            if other is operator or (what == "the name" and _is_same(other.op, operator.op)):
                 continue
             both = " and ".join(dict.fromkeys(o.provider for o in (other, operator) if o.provider))
             raise OperatorError(

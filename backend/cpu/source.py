@@ -63,6 +63,8 @@ def emit_source(kernel: Kernel, isa: Isa) -> Emitted:
     root = owned_root(kernel)
     source = OPS[root.op].sources["cpu"]
     types = [None if number is None else kernel.inputs[number].type for number in root.operands]
+    declared = OPS[root.op].inputs
+    types += [None] * (sum(not name.startswith("*") for name in declared) - len(types))  # omitted at the end
     text = _text(source, root, types)
     results = infer(root.op, root.attrs, [None if t is None else TensorType(t.dtype, t.shape) for t in types])
     code, dims, before = Code(), DimTable(), Code()
@@ -76,6 +78,7 @@ def emit_source(kernel: Kernel, isa: Isa) -> Emitted:
     with kernel_body(code, dims):
         start(kernel, dims, isa, code)
         places = [None if number is None else f"p{number}" for number in root.operands]
+        places += [None] * (len(types) - len(places))
         _tensors(code, dims, "in", types, places)
         given: list[TensorType | None] = []
         places = []
@@ -182,6 +185,8 @@ def _attribute(code: Code, name: str, value: Attr, dtype: DType) -> None:
         code.line(f"#define ATTR_{name} {_quoted(value)}")
         if _WORD.fullmatch(value):
             code.line(f"#define ATTR_{name}_IS_{value} 1")
+    elif isinstance(value, DType):
+        code.line(f"#define ATTR_{name} {value.number}")
     else:
         code.line(f"#define ATTR_{name} {_number(value, dtype)}")
 
@@ -212,7 +217,7 @@ def _scalar_function(code: Code, name: str, dtype: str, isa: Isa) -> None:
 
 
 def compile_fault(source: str, messages: Sequence[str]) -> OperatorError | None:
-    """What a C compiler's messages say of a user's source, with its lines; None if they are not about one."""
+    """What a C compiler's messages say of a user's source, with its lines; None if it is not a user's."""
     operator = _OPERATOR.search(source)
     if operator is None:
         return None
@@ -231,9 +236,10 @@ def compile_fault(source: str, messages: Sequence[str]) -> OperatorError | None:
                 found.append(f"       | {indent}^")
         if len(found) >= 12:
             break
-    if not found:
-        return None
+    found = found or list(messages[:6])  # about what stands after the source
     hint = "Every function of the source must be static." if "prototype" in found[0] else ""
+    if re.search(r"unterminated|end of input|invalid storage class|undeclared here", "".join(found)):
+        hint = "Is a comment, a string or a brace left open?"
     hint = hint or "docs/custom_operators.md lists what a kernel may call."
     return OperatorError(
         "\n".join(["the C source does not compile:", *found]), where=f"operator {operator[1]!r}", hint=hint
