@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, ForwardRef
 
@@ -25,6 +25,9 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
                   "aot.driver.BuildReport")),
     ("Running", ("aot.load", "aot.Model", "aot.runtime.TensorSpec", "aot.runtime.DimSpec", "aot.runtime.ProgramSpec",
                  "aot.runtime.target_supported", "aot.runtime.prefix")),
+    ("Custom operators", ("aot.Operator", "aot.custom.OpDef", "aot.custom.AttrSpec", "aot.custom.KernelSource",
+                          "aot.custom.Sample", "aot.custom.load_operators", "aot.testing.check_operator",
+                          "aot.testing.Checked")),
 )  # fmt: skip
 INTERNAL = ("Artifact.build", "Artifact.reader", "BuildReport.stage")
 """Members that the compiler uses and a user has no use for."""
@@ -89,7 +92,7 @@ def _class(kind: type) -> Iterator[str]:
     if fields:
         lines = "\n".join(f"    {field}" for field in fields)
         yield f"```python\nclass {kind.__name__}:\n{lines}\n```\n"
-    yield f"{prose(kind)}\n"
+    yield f"{prose(kind, [field.partition(':')[0] for field in fields])}\n"
     for name, member in vars(kind).items():
         hidden = name.startswith("_") and (name != "__call__" or not inspect.getdoc(member))
         if hidden or f"{kind.__name__}.{name}" in INTERNAL:
@@ -165,17 +168,23 @@ def _annotation(value: Any) -> str:
     return value if isinstance(value, str) else inspect.formatannotation(value)
 
 
-def prose(value: Any) -> str:
-    """A docstring as Markdown: lines that begin with a name in backticks and a colon become a list."""
+def prose(value: Any, fields: Sequence[str] = ()) -> str:
+    """A docstring as Markdown: lines that begin with a name (in backticks, or of a field) and a colon become a list."""
     text = inspect.getdoc(value) or ""
     if inspect.isclass(value) and not value.__doc__:
         text = ""
+    names = "|".join((r"`\w+`", *fields))
     paragraphs = []
     for paragraph in re.split(r"\n\s*\n", text.strip()):
-        items = re.split(r"(?m)^(?=`\w+`: )", paragraph)
-        lines = [f"- {_joined(item)}" if item.startswith("`") else _joined(item) for item in items if item]
-        paragraphs.append("\n".join(lines) if len(items) > 2 else _joined(paragraph))
+        items = [item for item in re.split(rf"(?m)^(?=(?:{names})(?:, \w+)*: )", paragraph) if item]
+        lines = [_item(item) if re.match(rf"(?:{names})[,:]", item) else _joined(item) for item in items]
+        paragraphs.append("\n".join(lines) if len(items) > 1 else _joined(paragraph))
     return "\n\n".join(paragraphs)
+
+
+def _item(text: str) -> str:
+    names, _, rest = _joined(text).partition(": ")
+    return f"- {names if '`' in names else f'`{names}`'}: {rest}"
 
 
 def _joined(text: str) -> str:
