@@ -39,11 +39,14 @@ class Bindings:
         self._used: set[str] = set()
         self._by_text: dict[str, Symbol] = {}
         self._replaced: dict[str, Dim] = {}
+        self._unbacked: set[str] = set()  # the sizes from data of this import
+        self._made: dict[str, int] = {}  # in which order sizes from data were first made
         self._axis: dict[str, int] = {}  # where each symbol first stands in an input
 
     def restart(self) -> None:
         """Forgets which options were used; the conditions found so far stay."""
         self._used.clear()
+        self._unbacked.clear()
 
     def input_dim(self, name: str, axis: int, declared: int | str | None) -> Dim:
         """The extent of an input's axis, after options and conditions."""
@@ -75,9 +78,11 @@ class Bindings:
         return self._apply(symbol.dim)
 
     def unbacked(self, wish: str, lo: int, hi: int | None = None) -> Dim:
-        """A size that data gives when the program runs, after conditions. The wish names it, so it must be unique."""
+        """A new size that data gives when the program runs, after conditions; its name follows the wish."""
         plain = self._fresh(wish)
+        self._unbacked.add(plain)
         self.display.setdefault(plain, plain)
+        self._made.setdefault(plain, len(self._made))
         return self._apply(Symbol(plain, lo, hi, origin="unbacked").dim)
 
     def _from_option(self, key: str, option: DimOption, wish: str) -> Dim:
@@ -114,7 +119,7 @@ class Bindings:
         plain = re.sub(r"[^A-Za-z0-9_]", "_", wish)
         if not plain or plain[0].isdigit() or plain in ("min", "max"):
             plain = f"d_{plain}"
-        taken = {symbol.name for symbol in self._by_text.values()}
+        taken = {symbol.name for symbol in self._by_text.values()} | self._unbacked
         name, number = plain, 2
         while name in taken:
             name, number = f"{plain}_{number}", number + 1
@@ -135,7 +140,7 @@ class Bindings:
 
     def resolve(self, left: Dim, right: Dim, where: str) -> bool:
         """Finds a condition that makes the two equal, and keeps it. False where there is none."""
-        for trial in (*_conditions(left, right), *_equal_factors(left - right, self._axis)):
+        for trial in (*_conditions(left, right, self._made), *_equal_factors(left - right, self._axis)):
 
             def put(found: Symbol, trial: Mapping[str, Dim] = trial) -> Dim:
                 return trial.get(found.name, found.dim)
@@ -201,19 +206,24 @@ def _condition(declared: Symbol, dim: Dim) -> str:
     return " and ".join(words)
 
 
-def _conditions(left: Dim, right: Dim) -> Iterator[dict[str, Dim]]:
+def _conditions(left: Dim, right: Dim, made: Mapping[str, int]) -> Iterator[dict[str, Dim]]:
     """Candidate conditions, best first: what replaces symbols, by name."""
     difference = left - right
-    # What data gives is known later than what inputs give: it may be said to equal the latter, and not the reverse.
-    symbols = sorted(dimension.symbols_of(difference), key=lambda symbol: symbol.origin == "input")
+
+    # A size that data gives may be said to equal what is known before it, and not the reverse: the latest comes first.
+    def age(symbol: Symbol) -> int:
+        return -1 - made.get(symbol.name, -1)
+
+    symbols = sorted(dimension.symbols_of(difference), key=age)
     solved = sorted(
         (
             (symbol, dim)
             for symbol in symbols
-            if (dim := _solve(difference, symbol)) is not None and (symbol.origin != "input" or _is_backed(dim))
+            if (dim := _solve(difference, symbol)) is not None
+            and all(age(other) > age(symbol) or age(other) == age(symbol) == 0 for other in dimension.symbols_of(dim))
         ),
         key=lambda pair: (
-            pair[0].origin == "input",
+            age(pair[0]),
             not isinstance(pair[1], int),
             dimension.bounds(pair[1])[0] < pair[0].lo,
             len(str(pair[1])),
@@ -250,11 +260,6 @@ def _conditions(left: Dim, right: Dim) -> Iterator[dict[str, Dim]]:
                 least = -(-max(symbol.lo, 1) // divisor) * divisor
                 if symbol.hi is None or symbol.hi >= least:
                     yield {symbol.name: replace(symbol, divisor=divisor, lo=least).dim}
-
-
-def _is_backed(dim: Dim) -> bool:
-    """Whether inputs alone give the dimension its value."""
-    return all(symbol.origin == "input" for symbol in dimension.symbols_of(dim))
 
 
 def _equal_factors(difference: Dim, axis: Mapping[str, int]) -> Iterator[dict[str, Dim]]:

@@ -95,8 +95,8 @@ class KnownBuilder(Builder):
             return None
         if not isinstance(count, int) or count > MOST_SIZES:
             return None
-        parts = self._parts(value)
-        if parts is not None:
+        parts = self.parts(value)
+        if parts != (value,):
             found = [self.read_sizes(part, lo, hi) for part in parts]
             if all(part is not None for part in found):
                 return np.concatenate([part.reshape(-1) for part in found if part is not None])
@@ -112,12 +112,12 @@ class KnownBuilder(Builder):
             self._known[value] = contents
         return contents
 
-    def _parts(self, value: Value) -> tuple[Value, ...] | None:
-        """What a rank-1 tensor was concatenated from."""
+    def parts(self, value: Value) -> tuple[Value, ...]:
+        """What a rank-1 tensor was concatenated from; itself where it was not."""
         for node in reversed(self.nodes):
             if value in node.outputs:
-                return node.operands if node.op == "concat" and value.type.rank == 1 else None
-        return None
+                return node.operands if node.op == "concat" and value.type.rank == 1 else (value,)
+        return (value,)
 
     def _label(self, value: Value) -> str:
         return value.name or (self.locs[-1] if self.locs else "size")

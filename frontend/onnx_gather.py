@@ -38,7 +38,12 @@ def _gather_nd(c: Context) -> Result:
 @onnx_op("OneHot")
 def _one_hot(c: Context) -> Result:
     indices = c.input(0)
-    depth = c.need_known(1, "the depth")
+    value = c.input(1)
+    if c.known(1) is None:
+        value = c.cast(value, dtypes.I64)
+    depth = c.builder.read_sizes(value)
+    if depth is None:
+        depth = c.need_known(1, "the depth")
     if depth.size != 1:
         c.fail(f"the depth must be one number; it has {depth.size}")
     count = depth.flat[0]

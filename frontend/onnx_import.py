@@ -27,8 +27,12 @@ from aot.frontend import (
     onnx_random,
     onnx_recurrent,
     onnx_reduce,
+    onnx_regions,
+    onnx_sequences,
     onnx_shapes,
     onnx_signal,
+    onnx_sizes,
+    onnx_svm,
     onnx_trees,
     onnx_window,
 )
@@ -38,7 +42,8 @@ from aot.frontend.known import KnownBuilder
 from aot.frontend.onnx_branches import Branches, Choices, InputChoice
 from aot.frontend.onnx_control import Region, import_if, import_loop, import_scan
 from aot.frontend.onnx_model import OnnxModel, plain_domain
-from aot.frontend.onnx_registry import CONVERTERS, Context, UseFunctionBody
+from aot.frontend.onnx_registry import CONVERTERS, Absent, Context, Operand, TensorList, UseFunctionBody
+from aot.frontend.onnx_sequences import mapped
 from aot.ir import Graph, Node, TensorType, Value, live
 from aot.ops import OPS
 from aot.ops.opdef import DimMismatch
@@ -54,7 +59,8 @@ _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryE
 # Importing these modules fills CONVERTERS.
 CONVERTER_MODULES = (
     onnx_elementwise, onnx_gather, onnx_linear, onnx_ml, onnx_norm, onnx_places, onnx_random, onnx_recurrent,
-    onnx_reduce, onnx_shapes, onnx_signal, onnx_trees, onnx_window,
+    onnx_reduce, onnx_regions, onnx_sequences, onnx_shapes, onnx_signal, onnx_sizes, onnx_svm, onnx_trees,
+    onnx_window,
 )  # fmt: skip
 ONE_TO_ONE: Mapping[str, str] = {onnx_name: op.name for op in OPS.values() for onnx_name in op.onnx}
 
@@ -103,7 +109,7 @@ class Poison:
 
 
 POISON = Poison()
-Entry = Value | Poison | None
+Entry = Value | TensorList | Absent | Poison | None
 
 
 @dataclass
@@ -140,7 +146,7 @@ class Importer:
         self.bindings = bindings
         self.builder = KnownBuilder(model.graph.name or "graph", size_of=self.unbacked)
         self.regions: list[Region] = []  # being imported, outermost first
-        self.unbacked_names: dict[str, int] = {}
+        self.reads_data = False  # sizes depend on data
         self.rejected: dict[tuple[str, str, int, str], list[str]] = {}
         self.names: dict[Value, str] = {}
         self.squeezes_open_axes = False
@@ -171,6 +177,9 @@ class Importer:
                 raise ModelError(f"output {info.name!r} is unnamed or declared twice")
             seen.add(info.name)
             entry = self._read(info.name, scope, f"output {info.name!r}")
+            if isinstance(entry, TensorList | Absent):
+                kind = "sequence" if isinstance(entry, TensorList) else "optional"
+                self._reject("", f"outputs of {kind} type", 0, "make each tensor an output of its own", info.name)
             if isinstance(entry, Value):
                 self._check_rank(entry, info)
                 outputs.append(self._output(entry, info.name, outputs))
@@ -241,6 +250,8 @@ class Importer:
                 builder = crossed[-1].outer if crossed else self.builder
                 entry = level.entries[name] if name in level.entries else self._initializer(name, level, builder)
                 for region in reversed(crossed):
+                    if isinstance(entry, TensorList):
+                        entry = TensorList(tuple(map(region.capture, entry.items)))
                     entry = region.capture(entry) if isinstance(entry, Value) else entry
                 return entry
             if level.region is not None:
@@ -278,7 +289,7 @@ class Importer:
     def _node(self, node: NodeProto, name: str, scope: Scope, frame: Frame) -> None:
         self.where = name
         _check_names((name, *node.output))
-        inputs: list[Value | None] = []
+        inputs: list[Operand | None] = []
         poisoned = False
         for operand in node.input:
             entry = self._read(operand, scope, name) if operand else None
@@ -308,11 +319,13 @@ class Importer:
             except _FAULTS as error:
                 text = f"the node cannot be read: {type(error).__name__}: {error}"
                 raise ModelError(text, where=f"{name} ({node.op_type})") from error
-        if node.op_type == "Squeeze" and len(inputs) == 1 and inputs[0] is not None:
-            open_axes = any(not isinstance(extent, int) for extent in inputs[0].type.shape)
+        squeezed = inputs[0] if node.op_type == "Squeeze" and len(inputs) == 1 else None
+        if isinstance(squeezed, Value):
+            open_axes = any(not isinstance(extent, int) for extent in squeezed.type.shape)
             self.squeezes_open_axes = self.squeezes_open_axes or open_axes
         if not domain and len(results) == 1 and isinstance(results[0], Value):
-            results = [self.branches.result(self.builder, node.op_type, inputs, results[0])]
+            sources = [operand for operand in inputs if isinstance(operand, Value)]
+            results = [self.branches.result(self.builder, node.op_type, sources, results[0])]
         if len(results) < sum(1 for output in node.output if output):
             raise ModelError(f"the node declares {len(node.output)} results; it has {len(results)}", where=name)
         for output, entry in zip(node.output, results, strict=False):
@@ -332,7 +345,7 @@ class Importer:
         node: NodeProto,
         domain: str,
         name: str,
-        inputs: Sequence[Value | None],
+        inputs: Sequence[Operand | None],
         scope: Scope,
         frame: Frame,
         poisoned: bool,
@@ -359,9 +372,17 @@ class Importer:
         if schema.deprecated:
             raise ModelError(f"{node.op_type} was removed in operator set {schema.since_version}", where=name)
         _check_node(node, schema, attributes, name)
+        if node.op_type == "SequenceMap" and not domain and not poisoned:
+            return self._sequence_map(node, inputs, attributes, name, scope, frame, version)
+        converter = CONVERTERS.get((domain, node.op_type))
+        tensors = [operand for operand in inputs if operand is None or isinstance(operand, Value)]
+        if len(tensors) != len(inputs) and converter is None:
+            if node.op_type == "Identity":
+                return list(inputs)
+            raise UnsupportedError("a sequence or an optional, where the op takes tensors")
         if node.op_type == "If" and not domain and not poisoned:
             try:
-                return self._if(node, inputs, attributes, name, scope, frame)
+                return self._if(node, tensors, attributes, name, scope, frame)
             except UnsupportedError:
                 self._look_inside(node, frame)
                 raise
@@ -369,9 +390,8 @@ class Importer:
             if poisoned:
                 self._look_inside(node, frame)
                 return [POISON] * len(node.output)
-            return self._repeat(node, inputs, attributes, name, scope, frame, version)
+            return self._repeat(node, tensors, attributes, name, scope, frame, version)
         locs = frame.loc or name
-        converter = CONVERTERS.get((domain, node.op_type))
         plain = ONE_TO_ONE.get(node.op_type) if not domain else None
         function = schema.has_function or schema.has_context_dependent_function
         if poisoned and (converter or plain or function):
@@ -383,13 +403,13 @@ class Importer:
                     made = converter(context)
                     return [made] if isinstance(made, Value) else list(made)
                 except UseFunctionBody as declined:
-                    body = _function_body(schema, node, version, inputs, frame)
+                    body = _function_body(schema, node, version, tensors, frame)
                     if body is None:
                         raise UnsupportedError(str(declined)) from None
             elif plain is not None:
-                return list(self.builder.op(plain, *inputs))
+                return list(self.builder.op(plain, *tensors))
             else:
-                body = _function_body(schema, node, version, inputs, frame)
+                body = _function_body(schema, node, version, tensors, frame)
         if body is None:
             self._look_inside(node, frame)
             raise UnsupportedError("")
@@ -417,7 +437,7 @@ class Importer:
         self,
         function: FunctionProto,
         node: NodeProto,
-        inputs: Sequence[Value | None],
+        inputs: Sequence[Operand | None],
         attributes: dict[str, AttributeProto],
         name: str,
         frame: Frame,
@@ -444,6 +464,34 @@ class Importer:
             self._read(formal, scope, name) if output else None
             for formal, output in zip(function.output, node.output, strict=False)
         ]
+
+    def _sequence_map(
+        self,
+        node: NodeProto,
+        inputs: Sequence[Operand | None],
+        attributes: Mapping[str, AttributeProto],
+        name: str,
+        scope: Scope,
+        frame: Frame,
+        version: int,
+    ) -> Sequence[Entry]:
+        """A SequenceMap: its body once for each element, in place."""
+        body = attributes["body"].g
+        context = Context(node, name, self.builder, version, inputs, attributes, self.model.folder, self.notes)
+        made: list[list[Value]] = [[] for _ in body.output]
+        for number, operands in enumerate(mapped(context)):
+            if len(operands) != len(body.input):
+                raise ModelError(f"the body has {len(body.input)} inputs; it is given {len(operands)}", where=name)
+            inner = Scope(initializers=_initializers(body), parent=scope)
+            inner.entries.update(zip((info.name for info in body.input), operands, strict=True))
+            self._nodes(body.node, inner, replace(frame, prefix=f"{name}/{number}/"))
+            for part, info in zip(made, body.output, strict=True):
+                entry = self._read(info.name, inner, name)
+                if not isinstance(entry, Value):
+                    return [POISON] * len(node.output)
+                part.append(entry)
+        self.where = name
+        return [TensorList(tuple(part)) for part in made]
 
     def _if(
         self,
@@ -540,8 +588,8 @@ class Importer:
 
     def unbacked(self, wish: str, lo: int, hi: int | None = None) -> Dim:
         """A size that data gives when the program runs, in the region at hand; its name follows `wish`."""
-        number = self.unbacked_names[wish] = self.unbacked_names.get(wish, 0) + 1
-        dim = self.bindings.unbacked(wish if number == 1 else f"{wish}_{number}", lo, hi)
+        self.reads_data = True
+        dim = self.bindings.unbacked(wish, lo, hi)
         if self.regions:
             self.regions[-1].symbols.update(s for s in symbols_of(dim) if s.origin != "input")
         return dim
@@ -664,7 +712,7 @@ def _attempt(model: OnnxModel, bindings: Bindings, choices: Choices) -> tuple[Im
         try:
             graph = importer.run()
             # What depends on data may depend on sizes only, where a quotient of them is known not to be negative.
-            if (graph is None or importer.unbacked_names) and any(
+            if (graph is None or importer.reads_data) and any(
                 bindings.resolve(maximum(dim, 0), dim, importer.where) for dim in importer.builder.unsigned
             ):
                 continue

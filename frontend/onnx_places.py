@@ -9,7 +9,7 @@ from aot import dtypes
 from aot.dims import Dim
 from aot.frontend.onnx_registry import Context, Result, onnx_op
 from aot.frontend.onnx_shapes import padded
-from aot.ir import Value
+from aot.frontend.onnx_sizes import at_most
 from aot.ops.scatter import REDUCTIONS
 
 
@@ -19,7 +19,7 @@ def _top_k(c: Context) -> Result:
     axis = c.axis(c.int_attribute("axis", -1))
     k: Dim = c.int_attribute("k") if c.opset < 10 else c.dims(1, "k")[0]
     largest = c.bool_attribute("largest", True) if c.opset >= 11 else True
-    return c.builder.op("top_k", x, axis=axis, k=k, largest=largest)
+    return c.builder.op("top_k", x, axis=axis, k=at_most(c, k, x.type.shape[axis]), largest=largest)
 
 
 def _reduction(c: Context, since: int) -> str:
@@ -117,19 +117,3 @@ def _col2im(c: Context) -> Result:
     for a, size in enumerate(sizes):
         result = c.slice_axis(result, 2 + a, pads[a], size)
     return result
-
-
-@onnx_op("Compress")
-def _compress(c: Context) -> Result:
-    x = c.input(0)
-    kept = [number for number, flag in enumerate(c.need_known(1, "the condition").reshape(-1)) if flag]
-    axis = 0
-    if c.has_attribute("axis"):
-        axis = c.axis(c.int_attribute("axis"))
-    else:
-        x = c.reshape(x, (x.type.elements,))
-    return c.op("gather", x, _places(c, kept), axis=axis)
-
-
-def _places(c: Context, numbers: list[int]) -> Value:
-    return c.builder.const(np.array(numbers, np.int64))

@@ -24,7 +24,21 @@ from aot.frontend.onnx_model import attribute_value, dtype_of, tensor_const
 from aot.ir import Array, Const, Value
 from aot.ops.opdef import normalize_axis
 
-Result = Value | Sequence[Value | None]
+
+@dataclass(frozen=True)
+class TensorList:
+    """A sequence whose length is known when building."""
+
+    items: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Absent:
+    """An optional without an element."""
+
+
+Operand = Value | TensorList | Absent
+Result = Value | Sequence[Operand | None]
 Converter = Callable[["Context"], Result]
 
 CONVERTERS: dict[tuple[str, str], Converter] = {}
@@ -54,7 +68,7 @@ class Context:
     where: str
     builder: KnownBuilder
     opset: int
-    inputs: Sequence[Value | None]
+    inputs: Sequence[Operand | None]
     attributes: Mapping[str, AttributeProto]
     folder: Path | None
     notes: list[tuple[str, str]] = field(default_factory=list)
@@ -96,8 +110,21 @@ class Context:
     def has(self, index: int) -> bool:
         return index < len(self.inputs) and self.inputs[index] is not None
 
-    def optional(self, index: int) -> Value | None:
+    def operand(self, index: int) -> Operand | None:
+        """An operand of any kind; None for one that is omitted."""
         return self.inputs[index] if index < len(self.inputs) else None
+
+    def optional(self, index: int) -> Value | None:
+        operand = self.operand(index)
+        if isinstance(operand, TensorList | Absent):
+            kind = "a sequence" if isinstance(operand, TensorList) else "an optional"
+            self.unsupported(f"{kind} as operand {index}, where the op takes a tensor")
+        return operand
+
+    @property
+    def tensors(self) -> list[Value | None]:
+        """All operands, which must be tensors or omitted."""
+        return [self.optional(index) for index in range(len(self.inputs))]
 
     def input(self, index: int) -> Value:
         value = self.optional(index)
@@ -135,8 +162,9 @@ class Context:
         """A rank-1 (or scalar) integer operand as dims; what data gives is read when the program runs."""
         value = self.input(index)
         contents = self.builder.read_sizes(value) if value.type.rank <= 1 else None
-        if contents is None:
-            contents = self.need_known(index, what)
+        return self._integers(self.need_known(index, what) if contents is None else contents, what)
+
+    def _integers(self, contents: Array, what: str) -> tuple[Dim, ...]:
         if contents.ndim > 1:
             self.fail(f"{what} must have rank 1; it has rank {contents.ndim}")
         for element in contents.flat:
@@ -146,7 +174,7 @@ class Context:
 
     def ints(self, index: int, what: str) -> tuple[int, ...]:
         """A rank-1 (or scalar) integer operand as plain numbers."""
-        dims = self.dims(index, what)
+        dims = self._integers(self.need_known(index, what), what)
         numbers = tuple(dim for dim in dims if isinstance(dim, int))
         if len(numbers) != len(dims):
             self.unsupported(f"{what} depends on the sizes of inputs")

@@ -8,8 +8,10 @@ import numpy as np
 
 from aot import dims as dimension
 from aot import dtypes
+from aot.control import add_claim
 from aot.dims import Dim
 from aot.dtypes import DType
+from aot.frontend import onnx_sizes
 from aot.frontend.known import LARGEST_KNOWN
 from aot.frontend.known_scalars import Element, as_fraction
 from aot.frontend.known_tensors import object_array
@@ -59,8 +61,10 @@ def _size(c: Context) -> Result:
 @onnx_op("Reshape")
 def _reshape(c: Context) -> Result:
     x = c.input(0)
-    wanted = c.dims(1, "the shape")
     allow_zero = c.bool_attribute("allowzero", False)
+    if c.known(1) is None:
+        return onnx_sizes.reshaped(c, x, onnx_sizes.elements(c, 1, "the shape"), allow_zero)
+    wanted = c.dims(1, "the shape")
     shape: list[Dim] = []
     free: int | None = None
     for axis, extent in enumerate(wanted):
@@ -77,6 +81,8 @@ def _reshape(c: Context) -> Result:
         shape.append(extent)
     if free is not None:
         shape[free] = _missing_extent(c, x, dimension.product(shape), shape)
+    if any(map(onnx_sizes.is_unbacked, (x.type.elements, *shape))):
+        return onnx_sizes.with_shape(c, x, shape)
     same_extent(x.type.elements, dimension.product(shape), f"elements of [{_text(x.type.shape)}] and [{_text(shape)}]")
     return c.reshape(x, shape)
 
@@ -124,6 +130,8 @@ def _axes(c: Context, rank: int) -> tuple[int, ...] | None:
 @onnx_op("Squeeze")
 def _squeeze(c: Context) -> Result:
     x = c.input(0)
+    if c.opset >= 13 and c.has(1) and c.known(1) is None:
+        return onnx_sizes.with_axes(c, x, c.input(1), remove=True)
     axes = _axes(c, x.type.rank)
     if axes is None:
         axes = tuple(axis for axis, extent in enumerate(x.type.shape) if extent == 1)
@@ -139,6 +147,8 @@ def _squeeze(c: Context) -> Result:
 @onnx_op("Unsqueeze")
 def _unsqueeze(c: Context) -> Result:
     x = c.input(0)
+    if c.opset >= 13 and c.known(1) is None:
+        return onnx_sizes.with_axes(c, x, c.input(1), remove=False)
     count = len(c.ints(1, "axes") if c.opset >= 13 else c.ints_attribute("axes"))
     axes = _axes(c, x.type.rank + count) or ()
     shape = list(x.type.shape)
@@ -167,6 +177,10 @@ def _expand(c: Context) -> Result:
         c.fail(f"the shape {list(wanted)} has a negative extent")
     shape: list[Dim] = []
     for axis, (have, want) in enumerate(zip(own, asked, strict=True)):
+        if onnx_sizes.is_unbacked(want) and isinstance(have, int) and have != 1:
+            # It broadcasts where the size is 1 or this one; the extent is known in both cases.
+            add_claim(c.builder, (want - 1) * (want - have), 0, exact=True)
+            want = have
         if have != want and have != 1 and want != 1:
             same_extent(have, want, f"expand on axis {axis}")
         shape.append(have if want == 1 else want)
@@ -211,6 +225,10 @@ def _slice(c: Context) -> Result:
         axes = c.ints_attribute("axes", tuple(range(len(starts))))
         steps: tuple[int, ...] = (1,) * len(starts)
     else:
+        if any(c.has(index) and c.known(index) is None for index in (3, 4)):
+            return onnx_sizes.sliced_by_data(c, x, [c.input(1), c.input(2), c.optional(3), c.optional(4)])
+        if c.known(1) is None or c.known(2) is None:
+            return _slice_by_data(c)
         starts, ends = c.dims(1, "starts"), c.dims(2, "ends")
         axes = c.ints(3, "axes") if c.has(3) else tuple(range(len(starts)))
         steps = c.ints(4, "steps") if c.has(4) else (1,) * len(starts)
@@ -229,6 +247,26 @@ def _slice(c: Context) -> Result:
     if all_sizes == list(x.type.shape) and all(step == 1 for step in all_steps):
         return x
     return c.op("slice", x, starts=tuple(all_starts), sizes=tuple(all_sizes), steps=tuple(all_steps))
+
+
+def _slice_by_data(c: Context) -> Value:
+    """A Slice of which some starts or ends are only known when running."""
+    x = c.input(0)
+    starts, ends = onnx_sizes.elements(c, 1, "starts"), onnx_sizes.elements(c, 2, "ends")
+    axes = c.ints(3, "axes") if c.has(3) else tuple(range(len(starts)))
+    steps = c.ints(4, "steps") if c.has(4) else (1,) * len(starts)
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        c.fail(f"starts, ends, axes and steps have lengths {len(starts)}, {len(ends)}, {len(axes)} and {len(steps)}")
+    c.axes(axes)
+    if 0 in steps:
+        c.fail("a step is 0")
+    for start, end, given_axis, step in zip(starts, ends, axes, steps, strict=True):
+        axis = c.axis(given_axis)
+        if isinstance(start, Value) or isinstance(end, Value):
+            x = onnx_sizes.sliced(c, x, axis, start, end, step)
+        else:
+            x = c.slice_axis(x, axis, *slice_range(c, start, end, step, x.type.shape[axis]), step)
+    return x
 
 
 def slice_range(c: Context, start: Dim, end: Dim, step: int, extent: Dim) -> tuple[Dim, Dim]:
@@ -361,6 +399,8 @@ def _grown(c: Context, x: Value, before: Sequence[Dim], after: Sequence[Dim], mo
 @onnx_op("Range")
 def _range(c: Context) -> Result:
     dtype = c.dtype()
+    if any(c.known(index) is None for index in range(3)):
+        return onnx_sizes.counted(c, c.input(0), c.input(1), c.input(2))
     parts = [c.need_known(index, what) for index, what in enumerate(("start", "limit", "delta"))]
     if any(part.size != 1 for part in parts):
         c.fail("start, limit and delta must be scalars")
@@ -434,6 +474,14 @@ def _eye_like(c: Context) -> Result:
 def _trilu(c: Context) -> Result:
     if c.rank() < 2:
         c.fail(f"the operand must have rank 2 or more; it has rank {c.rank()}")
+    if c.has(1) and c.known(1) is None:  # the diagonal is only known when running
+        rows, columns = c.shape()[-2:]
+        row = c.op("iota", shape=(rows, 1), axis=0, start=0, step=1, dtype=dtypes.I64)
+        column = c.op("iota", shape=(1, columns), axis=1, start=0, step=1, dtype=dtypes.I64)
+        offset_of = c.op("sub", c.op("sub", column, row), c.reshape(c.cast(c.input(1), dtypes.I64), ()))
+        zero = c.scalar(0, dtypes.I64)
+        kept = c.op("ge" if c.bool_attribute("upper", True) else "le", offset_of, zero)
+        return c.op("where", kept, c.input(0), c.scalar(0, c.dtype()))
     offset = c.int_scalar(1, "k") if c.has(1) else 0
     return c.op("trilu", c.input(0), k=offset, upper=c.bool_attribute("upper", True))
 
