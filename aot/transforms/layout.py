@@ -115,10 +115,13 @@ class _Assigner:
             self._visit(node)
         outputs: list[Value] = []
         state_outputs = {output: source for source, output in self.graph.state}
+        taken: set[Value] = set()
         for value in self.graph.outputs:
             new = self.new[value]
-            if not self._may_be_output(new, outputs):
-                new = self._copy(new, Layout(), ("output",), fresh=True)
+            root = self._root_of_output(new)
+            if root is None or root in taken or (value in state_outputs and root is not new):
+                new = root = self._copy(new, Layout(), ("output",), fresh=True)
+            taken.add(root)
             outputs.append(new)
         renamed = {old: new for old, new in zip(self.graph.outputs, outputs, strict=True)}
         outputs = [replace_name(value, old.name) for value, old in zip(outputs, self.graph.outputs, strict=True)]
@@ -262,9 +265,15 @@ class _Assigner:
     def producer_is_concat(self, value: Value) -> bool:
         return any(node.op == "concat" and value in node.outputs for node in self.nodes)
 
-    def _may_be_output(self, value: Value, taken: Sequence[Value]) -> bool:
-        dense = not value.type.layout
-        return dense and value not in self.fixed and value not in taken and value not in self.in_concat
+    def _root_of_output(self, value: Value) -> Value | None:
+        """The value whose bytes an output is, all of them and row-major; None where it needs bytes of its own."""
+        viewed = {node.outputs[0]: _must(node.inputs[0]) for node in self.nodes if node.outputs[0] in self.fixed}
+        root = value
+        while root in viewed:
+            root = viewed[root]
+        whole = not value.type.layout and not root.type.layout and value.type.elements == root.type.elements
+        free = root not in self.fixed and root not in self.in_concat and value not in self.in_concat
+        return root if whole and free else None
 
     def _copy(self, value: Value, layout: Layout, locs: tuple[str, ...], fresh: bool = False) -> Value:
         key = (value, layout)

@@ -136,7 +136,27 @@ def two_stores() -> Graph:
     return b.finish([b.matmul(first, b.weight(6, 3)), b.matmul(second, b.weight(6, 3))])
 
 
-GRAPHS: Mapping[str, Callable[[], Graph]] = {f.__name__: f for f in (residual, pyramid, encoder, signal, two_stores)}
+def reshaped_outputs() -> Graph:
+    """Outputs that are reshapes: of a result, also read on; of one twice; of an input; of parts; of reversed rows."""
+    b = Maker("reshaped_outputs")
+    x = b.input("x", d.F32, (N.dim, 6))
+    y = b.matmul(x, b.weight(6, 4))
+    wide = b.reshape(y, shape=(N.dim, 2, 2))
+    softened = b.softmax(y, axis=1)
+    part, other = b.matmul(x, b.weight(6, 3)), b.matmul(x, b.weight(6, 5))
+    whole = b.concat(part, other, axis=1)
+    reversed_rows = b.slice(b.relu(y), starts=(0, 3), sizes=(N.dim, 4), steps=(1, -1))
+    outputs = [
+        wide, b.reshape(softened, shape=(N.dim * 4,)), b.reshape(softened, shape=(N.dim, 4, 1)),
+        b.reshape(x, shape=(N.dim, 3, 2)), b.reshape(part, shape=(N.dim * 3,)), b.reshape(whole, shape=(N.dim, 2, 4)),
+        b.reshape(reversed_rows, shape=(N.dim, 2, 2)), b.transpose(wide, perm=(0, 2, 1)), b.relu(wide),
+    ]  # fmt: skip
+    return b.finish(outputs)
+
+
+GRAPHS: Mapping[str, Callable[[], Graph]] = {
+    f.__name__: f for f in (residual, pyramid, encoder, signal, two_stores, reshaped_outputs)
+}
 
 
 def random_inputs(graph: Graph, symbols: Mapping[str, int] = SYMBOLS, seed: int = 0) -> dict[str, np.ndarray]:

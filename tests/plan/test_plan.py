@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from aot import dtypes as d
 from aot.dims import evaluate as evaluate_dim
 from aot.errors import CompilerError
 from aot.evaluate import evaluate
@@ -21,7 +22,7 @@ from aot.transforms.place import place_buffers
 from aot.verify import verify
 from aot.views import VIEW_OPS
 from tests.kernel_interpreter import run_kernel
-from tests.plan.graphs import GRAPHS, SYMBOLS, random_inputs
+from tests.plan.graphs import GRAPHS, SYMBOLS, Maker, N, random_inputs
 
 SIZES = ({"N": 2, "S": 5}, {"N": 1, "S": 1}, {"N": 3, "S": 16})
 
@@ -182,6 +183,13 @@ def test_refusals_are_recorded_with_reasons() -> None:
     context = Context()
     PassManager(TARGET_PASSES, context).run(GRAPHS["residual"]())
     assert any("loops of their own" in r.reason for r in context.diagnostics.refusals)
+
+
+def test_a_reshape_at_the_end_moves_nothing() -> None:
+    b = Maker("last")
+    x = b.input("x", d.F32, (N.dim, 6))
+    graph = b.finish([b.reshape(b.matmul(x, b.weight(6, 4)), shape=(N.dim * 4,)), b.reshape(x, shape=(N.dim * 6,))])
+    assert kernels(stages(graph)["reuse_in_place"]) == ["contract", "map"], "only what is an input has to be copied"
 
 
 def test_a_wrong_alias_is_refused() -> None:
