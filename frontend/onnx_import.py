@@ -376,9 +376,9 @@ class Importer:
             return self._sequence_map(node, inputs, attributes, name, scope, frame, version)
         converter = CONVERTERS.get((domain, node.op_type))
         tensors = [operand for operand in inputs if operand is None or isinstance(operand, Value)]
+        if len(tensors) != len(inputs) and node.op_type == "Identity" and not domain:
+            return list(inputs)
         if len(tensors) != len(inputs) and converter is None:
-            if node.op_type == "Identity":
-                return list(inputs)
             raise UnsupportedError("a sequence or an optional, where the op takes tensors")
         if node.op_type == "If" and not domain and not poisoned:
             try:

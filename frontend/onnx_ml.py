@@ -24,15 +24,17 @@ LARGEST_TABLE = 1 << 16
 """Span of integer keys up to which a table of all of them is kept."""
 
 
-def _floats(c: Context, name: str) -> Array:
+def float_array(c: Context, name: str) -> Array:
+    """An attribute of floats; empty where it is not given."""
     return np.array(c.floats_attribute(name, ()), np.float32)
 
 
-def _f32(c: Context) -> Value:
+def as_f32(c: Context) -> Value:
+    """The first operand in f32."""
     return c.cast(c.input(0), dtypes.F32)
 
 
-def _rows(c: Context, x: Value) -> tuple[Value, int]:
+def rows_of(c: Context, x: Value) -> tuple[Value, int]:
     """A matrix of rows, and how many features it has."""
     if x.type.rank == 1:
         x = c.reshape(x, (1, x.type.shape[0]))
@@ -55,15 +57,15 @@ def _per_feature(c: Context, values: Array, x: Value, what: str) -> Value:
 
 @ml_op("Scaler")
 def _scaler(c: Context) -> Result:
-    x = _f32(c)
-    offset, scale = _floats(c, "offset"), _floats(c, "scale")
+    x = as_f32(c)
+    offset, scale = float_array(c, "offset"), float_array(c, "scale")
     if offset.size:
         x = c.op("sub", x, _per_feature(c, offset, x, "offsets"))
     return c.op("mul", x, _per_feature(c, scale, x, "scales")) if scale.size else x
 
 
 def _linear(c: Context, x: Value, width: int, targets: int, intercepts: Array) -> Value:
-    coefficients = _floats(c, "coefficients")
+    coefficients = float_array(c, "coefficients")
     if coefficients.size != targets * width:
         c.fail(
             f"{coefficients.size} coefficients for {targets} targets of {width} features; {targets * width} are needed"
@@ -75,9 +77,9 @@ def _linear(c: Context, x: Value, width: int, targets: int, intercepts: Array) -
 
 @ml_op("LinearRegressor")
 def _linear_regressor(c: Context) -> Result:
-    x, width = _rows(c, _f32(c))
+    x, width = rows_of(c, as_f32(c))
     targets = c.int_attribute("targets", 1)
-    intercepts = _floats(c, "intercepts")
+    intercepts = float_array(c, "intercepts")
     if intercepts.size not in (0, targets):
         c.fail(f"{intercepts.size} intercepts for {targets} targets")
     scores = _linear(c, x, width, targets, intercepts)
@@ -86,9 +88,9 @@ def _linear_regressor(c: Context) -> Result:
 
 @ml_op("LinearClassifier")
 def _linear_classifier(c: Context) -> Result:
-    x, width = _rows(c, _f32(c))
+    x, width = rows_of(c, as_f32(c))
     labels = class_labels(c, "classlabels_ints", "classlabels_strings")
-    intercepts = _floats(c, "intercepts")
+    intercepts = float_array(c, "intercepts")
     targets = int(intercepts.size) or len(labels)
     if targets not in (len(labels), 1):
         c.fail(f"{targets} intercepts for {len(labels)} classes")
@@ -106,60 +108,9 @@ def _linear_classifier(c: Context) -> Result:
     return c.op("gather", c.builder.const(np.array(labels, np.int64)), best, axis=0), transformed(c, scores, post)
 
 
-@ml_op("SVMRegressor")
-def _svm_regressor(c: Context) -> Result:
-    x, width = _rows(c, _f32(c))
-    rho, coefficients = _floats(c, "rho"), _floats(c, "coefficients")
-    if not rho.size:
-        c.fail("rho is missing")
-    supports = c.int_attribute("n_supports", 0)
-    if supports:
-        vectors = _floats(c, "support_vectors")
-        if vectors.size != supports * width or coefficients.size != supports:
-            c.fail(
-                f"{supports} supports of {width} features have {vectors.size} numbers and"
-                f" {coefficients.size} coefficients"
-            )
-        near = _kernel(c, x, vectors.reshape(supports, width))
-    else:
-        if coefficients.size != width:
-            c.fail(f"{coefficients.size} coefficients for {width} features")
-        near = x
-    scores = c.op("matmul", near, c.builder.const(coefficients.reshape(-1, 1)))
-    scores = c.op("add", scores, c.scalar(float(rho[0]), dtypes.F32))
-    if c.bool_attribute("one_class", False):
-        one = c.scalar(1.0, dtypes.F32)
-        return c.op("where", c.op("gt", scores, c.scalar(0.0, dtypes.F32)), one, c.scalar(-1.0, dtypes.F32))
-    return transformed(c, scores, c.text_attribute("post_transform", "NONE"), alone=True)
-
-
-def _kernel(c: Context, x: Value, vectors: Array) -> Value:
-    """[rows, supports]: the kernel of every row with every support vector."""
-    kind = c.text_attribute("kernel_type", "LINEAR")
-    gamma, coef0, degree = (*c.floats_attribute("kernel_params", ()), 0.0, 0.0, 3.0)[:3]
-    dot = c.op("matmul", x, c.builder.const(np.ascontiguousarray(vectors.T)))
-
-    def number(value: float) -> Value:
-        return c.scalar(value, dtypes.F32)
-
-    if kind == "LINEAR":
-        return dot
-    if kind == "RBF":  # |x - v|² as a sum of squares: the difference of large products would lose digits
-        wide = c.reshape(x, (x.type.shape[0], 1, x.type.shape[1]))
-        apart = c.op("sub", wide, c.builder.const(vectors[None]))
-        square = c.op("reduce_sum", c.op("mul", apart, apart), axes=(2,), keepdims=False)
-        return c.op("exp", c.op("mul", square, number(-gamma)))
-    moved = c.op("add", c.op("mul", dot, number(gamma)), number(coef0))
-    if kind == "POLY":
-        return c.op("pow", moved, number(degree))
-    if kind == "SIGMOID":
-        return c.op("tanh", moved)
-    c.fail(f"kernel_type is LINEAR, POLY, RBF or SIGMOID; it is {kind!r}")
-
-
 @ml_op("Normalizer")
 def _normalizer(c: Context) -> Result:
-    x = _f32(c)
+    x = as_f32(c)
     norm = c.text_attribute("norm", "MAX")
     if x.type.rank not in (1, 2):
         c.fail(f"the operand must have rank 1 or 2; it has rank {x.type.rank}")
@@ -225,7 +176,7 @@ def _feature_vectorizer(c: Context) -> Result:
         c.fail(f"{c.count} operands have {len(widths)} inputdimensions")
     parts = []
     for number, width in enumerate(widths):
-        x, have = _rows(c, c.cast(c.input(number), dtypes.F32))
+        x, have = rows_of(c, c.cast(c.input(number), dtypes.F32))
         if width > have:
             c.unsupported(f"inputdimensions of {width} for {have} features")
         parts.append(c.slice_axis(x, 1, 0, width))
@@ -279,7 +230,7 @@ def _table(c: Context, which: str) -> Array:
     if c.has_attribute(f"{which}_int64s"):
         return np.array(c.ints_attribute(f"{which}_int64s"), np.int64)
     if c.has_attribute(f"{which}_floats"):
-        return _floats(c, f"{which}_floats")
+        return float_array(c, f"{which}_floats")
     if c.has_attribute(f"{which}_strings"):
         c.unsupported("labels that are strings", "Number the classes before the export.")
     tensor = c.tensor_attribute(f"{which}_tensor")

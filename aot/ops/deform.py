@@ -122,12 +122,18 @@ def _samples(rng: Any) -> list[Sample]:
         ((1, 1), (1, 1), (1, 1), (0, 0), 2, True),
     ):  # fmt: skip
         taps = window[0] * window[1]
-        attrs = {"window": window, "strides": strides, "dilations": dilations, "begins": begins, "groups": groups}
+        attrs: dict[str, Any] = {
+            "window": window,
+            "strides": strides,
+            "dilations": dilations,
+            "begins": begins,
+            "groups": groups,
+        }
         operands = [normal(rng, 2, 4, 6, 7), normal(rng, 2, groups * taps * 2, 4, 5)]
         if masked:
             operands.append(normal(rng, 2, groups * taps, 4, 5))
         found.append(Sample(tuple(operands), attrs, 1e-4, 1e-4))
-    line = {"window": (3,), "strides": (1,), "dilations": (2,), "begins": (1,)}
+    line: dict[str, Any] = {"window": (3,), "strides": (1,), "dilations": (2,), "begins": (1,)}
     found.append(Sample((normal(rng, 1, 2, 9), normal(rng, 1, 3, 7)), line, 1e-4, 1e-4))
     return found
 

@@ -37,7 +37,7 @@ def test_a_float_range_up_to_a_size(start: float, delta: float) -> None:
         helper.make_node("ReduceSum", ["x"], ["total"]),
         helper.make_node("Add", ["places", "total"], ["y"]),
     ]
-    constants = {"start": np.float32(start), "delta": np.float32(delta)}
+    constants = {"start": np.array(start, np.float32), "delta": np.array(delta, np.float32)}
     model = model_of(nodes, {"x": (FLOAT, [2, "n"])}, ["y"], constants=constants)
     agrees(model, *({"x": normal(2, n)} for n in (1, 3, 7, 12)))
 
@@ -49,7 +49,7 @@ def test_an_integer_range_whose_step_is_a_size() -> None:
         helper.make_node("Range", ["start", "limit", "n"], ["places"]),
         helper.make_node("Identity", ["places"], ["y"]),
     ]
-    constants = {"start": np.int64(1), "limit": np.int64(11)}
+    constants = {"start": np.array(1), "limit": np.array(11)}
     model = model_of(nodes, {"x": (FLOAT, ["n"])}, ["y"], constants=constants)
     agrees(model, *({"x": normal(n)} for n in (1, 2, 4, 30)))
 
@@ -62,7 +62,7 @@ def test_a_range_whose_step_has_no_sign_is_refused() -> None:
         helper.make_node("Squeeze", ["c"], ["step"]),
         helper.make_node("Range", ["start", "limit", "step"], ["y"]),
     ]
-    constants = {"start": np.int64(0), "limit": np.int64(11)}
+    constants = {"start": np.array(0), "limit": np.array(11)}
     model = model_of(nodes, {"x": (FLOAT, ["n", "m"])}, ["y"], constants=constants)
     with pytest.raises(UnsupportedError, match="positive for some sizes and negative for others"):
         load(model)
@@ -80,7 +80,7 @@ def test_pads_that_cut_at_some_sizes(mode: str) -> None:
         helper.make_node("Pad", ["u", "pads"], ["padded"], mode=mode),
         helper.make_node("Add", ["padded", "a"], ["y"]),
     ]
-    inputs = {"u": (FLOAT, ["p", "q"]), "a": (FLOAT, ["r", "s"])}
+    inputs: dict[str, Any] = {"u": (FLOAT, ["p", "q"]), "a": (FLOAT, ["r", "s"])}
     model = model_of(nodes, inputs, ["y"], constants={"zero": np.zeros(2, np.int64)})
     sizes = (((4, 5), (4, 5)), ((4, 5), (6, 3)), ((7, 4), (5, 7)))
     agrees(model, *({"u": normal(*u), "a": normal(*a)} for u, a in sizes))
@@ -129,6 +129,6 @@ def test_leading_sizes_of_a_reshape_are_one() -> None:
         helper.make_node("Concat", ["b", "rest"], ["shape"], axis=0),
         helper.make_node("Reshape", ["x", "shape"], ["z"]),
     ]
-    inputs = {"x": (FLOAT, ["b1", 5, 8]), "y": (FLOAT, ["b2"])}
+    inputs: dict[str, Any] = {"x": (FLOAT, ["b1", 5, 8]), "y": (FLOAT, ["b2"])}
     model = model_of(nodes, inputs, ["z"], constants={"rest": np.array([-1, 2, 4])})
     agrees(model, {"x": normal(3, 5, 8), "y": normal(3)}, {"x": normal(1, 5, 8), "y": normal(1)})

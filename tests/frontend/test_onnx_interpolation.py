@@ -38,7 +38,7 @@ def resize(
 @pytest.mark.parametrize("coordinate", ["half_pixel", "align_corners", "asymmetric"])
 @pytest.mark.parametrize("exclude", [0, 1])
 def test_antialias(mode: str, coordinate: str, exclude: int) -> None:
-    attrs = {"mode": mode, "coordinate_transformation_mode": coordinate, "antialias": 1}
+    attrs: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": coordinate, "antialias": 1}
     if mode == "cubic":
         attrs["exclude_outside"] = exclude
     for shape, sizes in (((2, 3, 17, 12), (2, 3, 5, 7)), ((1, 1, 9, 8), (1, 1, 4, 20)), ((1, 2, 6, 6), (1, 2, 6, 2))):
@@ -60,7 +60,7 @@ def test_antialias_of_nearest_is_plain() -> None:
     check_against_onnxruntime(*resize((1, 2, 10, 13), sizes=[1, 2, 4, 5], mode="nearest"))
 
 
-CROP = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 10.0}
+CROP: dict[str, Any] = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 10.0}
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
