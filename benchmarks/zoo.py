@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import models as written
 
 import aot
-from tests.zoo.catalogue import Inputs, catalogue, make_inputs
+from tests.zoo.catalogue import Inputs, buildable, make_inputs
 
 HERE = Path(__file__).parent
 
@@ -51,7 +51,7 @@ def cases(zoo: Path, made: Path) -> list[tuple[str, Path, list[tuple[str, Inputs
     """(model, file, [(label, inputs)]) of every model that is here."""
     found = [
         (m.name, zoo / m.file, [(label, make_inputs(spec)) for label, spec in m.cases])
-        for m in catalogue()
+        for m in buildable()
         if (zoo / m.file).exists()
     ]
     for name in written.MODELS:

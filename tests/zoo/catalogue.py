@@ -17,7 +17,7 @@ Inputs = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 @dataclass(frozen=True)
 class ZooModel:
-    """A row of the catalogue. `cases` are (label, input specification by name)."""
+    """A row of the catalogue. `cases` are (label, input specification by name); `refused` says why it is not built."""
 
     name: str
     file: str
@@ -26,6 +26,8 @@ class ZooModel:
     member: str
     sha256: str
     cases: tuple[tuple[str, dict[str, dict[str, Any]]], ...]
+    refused: str = ""
+    task: str = ""
 
 
 def catalogue() -> list[ZooModel]:
@@ -34,10 +36,15 @@ def catalogue() -> list[ZooModel]:
     return [
         ZooModel(
             row["id"], row["file"], row["package"], row["version"], row["path"], row["sha256"],
-            tuple((case["label"], case["inputs"]) for case in row["cases"]),
+            tuple((case["label"], case["inputs"]) for case in row["cases"]), row.get("refused", ""), row["task"],
         )
         for row in rows
     ]  # fmt: skip
+
+
+def buildable() -> list[ZooModel]:
+    """The rows that are not refused."""
+    return [model for model in catalogue() if not model.refused]
 
 
 def folder() -> Path | None:
