@@ -1,8 +1,8 @@
 """The ONNX backend suite, as data: cases that ship with the onnx package, run through import and interpreter.
 
 A run is (name, verdict, reason); verdict is "pass", "unsupported", "other" (sequences, optionals) or "fail".
-Small operands that ONNX lets arrive at run time (shapes, axes, pads, k) are bound as constants where the
-import asks for it: the artifacts of this version take them at build.
+Small operands (axes, pads, a number of axes) are bound as constants only where the import says that it must know
+them: all others arrive at run time, as the suite gives them.
 """
 
 from __future__ import annotations

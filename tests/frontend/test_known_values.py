@@ -210,9 +210,9 @@ def test_if_with_a_known_condition() -> None:
     assert ops_of(graph) == ["exp"]
 
 
-def test_a_shape_from_data_is_refused() -> None:
+def test_a_rank_from_data_is_refused() -> None:
     nodes = [node("Reshape", ["x", "target"], ["y"])]
-    model = model_of(nodes, {"x": (FLOAT, [6]), "target": (INT64, [2])}, ["y"])
+    model = model_of(nodes, {"x": (FLOAT, [6]), "target": (INT64, ["rank"])}, ["y"])
     with pytest.raises(UnsupportedError, match=r"Reshape_0.*only known when running"):
         load(model)
 
