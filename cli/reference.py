@@ -79,7 +79,14 @@ class Reference:
             results = self._session.run(None, {name: feed[name] for name in self.inputs})
         except Exception as error:
             raise ModelError(f"ONNX Runtime cannot run the model on these inputs: {_first_line(error)}") from error
-        return dict(zip(self.outputs, results, strict=True))
+        return {name: _tensor(value) for name, value in zip(self.outputs, results, strict=True)}
+
+
+def _tensor(value: Any) -> Any:
+    """An output as an artifact gives it: a sequence of maps (ZipMap) is the matrix of their values."""
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        return np.array([list(item.values()) for item in value], np.float32)
+    return value
 
 
 def _first_line(error: Exception) -> str:

@@ -192,3 +192,31 @@ def test_without_decompositions_the_op_that_lacks_an_emitter_is_named() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     with pytest.raises(CompilerError, match=r"memory.*no emitter for lstm \(kind recur\)\n  hint: .*decompose"):
         aot.compile(model, disable=("decompose",), **TARGET)
+
+
+def test_maps_of_probabilities_are_compared_as_their_matrix(tmp_path: Path, cache: Path) -> None:
+    """ZipMap makes dictionaries in ONNX Runtime, and nothing in an artifact."""
+    maps = helper.make_sequence_type_proto(
+        helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    )
+    classes = {"domain": "ai.onnx.ml", "coefficients": [1.0, 2, 3, -1, 0.5, 0.25], "intercepts": [0.0, 0.1, 0.2]}
+    graph = helper.make_graph(
+        [
+            helper.make_node("LinearClassifier", ["x"], ["label", "p"], classlabels_ints=[0, 1, 2], **classes),
+            helper.make_node("ZipMap", ["p"], ["probabilities"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2]),
+        ],
+        "linear",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 2])],
+        [
+            helper.make_tensor_value_info("label", TensorProto.INT64, ["N"]),
+            onnx.ValueInfoProto(name="probabilities", type=maps),
+        ],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    aot.compile(tmp_path / "m.onnx", cache_dir=cache, **TARGET).save(tmp_path / "m.aot")
+    result = CliRunner().invoke(
+        cli, ["verify", str(tmp_path / "m.aot"), "--against", str(tmp_path / "m.onnx"), "--dim", "N=5", "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    assert [row["elements"] for row in json.loads(result.stdout)["cases"][0]["outputs"]] == [5, 15]
