@@ -243,3 +243,23 @@ class Program:
     def parts(self) -> tuple[Program, ...]:
         """The programs that hold kernels: the blocks of the flow, or this one."""
         return self.flow.blocks if self.flow is not None else (self,)
+
+    @property
+    def input_symbols(self) -> tuple[Symbol, ...]:
+        """The symbols that the extents of inputs give their values."""
+        return self.symbols[: len(self.symbols) - (self.flow.unbacked if self.flow is not None else 0)]
+
+    @property
+    def launches(self) -> tuple[tuple[KernelCode, Step], ...]:
+        """Every step with its kernel, block by block."""
+        return tuple((part.kernels[step.kernel], step) for part in self.parts for step in part.steps)
+
+    @property
+    def distinct_kernels(self) -> tuple[KernelCode, ...]:
+        """The kernels, each once, of all blocks."""
+        return tuple({kernel.symbol: kernel for part in self.parts for kernel in part.kernels}.values())
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of code; blocks share it."""
+        return len(self.parts[0].code) if self.parts else 0

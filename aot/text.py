@@ -1,4 +1,4 @@
-"""The text form of graphs and programs: canonical printer, and the parser of graphs.
+"""The text form of graphs: canonical printer and parser.
 
 Invariants: `parse_graph(print_graph(g))` prints the same text at every level, and equal graphs print
 equal, since values are renumbered, constants ordered by first use and attributes by name. The bytes
@@ -21,7 +21,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +34,6 @@ from aot.dims import Dim, DimExpr, Symbol
 from aot.dtypes import DType
 from aot.errors import AotError, CompilerError, ModelError
 from aot.ir import NO_ATTRS, Array, Attr, Const, Graph, Layout, Level, Node, TensorType, Value, attr_symbols, const_of
-from aot.program import Buffer, GuardKind, Program, Space
 
 HEADER = "aot ir 1"
 INLINE_INTEGERS = 8
@@ -50,7 +49,7 @@ _RESERVED = {*dtypes.BY_NAME, "true", "false", "inf", "nan", "min", "max"}
 
 def print_graph(graph: Graph) -> str:
     """The canonical text of a graph at any level."""
-    return "\n".join([HEADER, *_Printer(graph).graph(graph, "")]) + "\n"
+    return "\n".join([HEADER, *Printer(graph).graph(graph, "")]) + "\n"
 
 
 def graph_digest(graph: Graph) -> str:
@@ -75,7 +74,7 @@ def lines_near(graph: Graph, node: Node | None = None, where: str = "", around: 
 
     The first lines of the graph where neither is found.
     """
-    printer = _Printer(graph)
+    printer = Printer(graph)
     lines = printer.graph(graph, "")
     found = printer.line_of.get(node) if node is not None else None
     if found is None and where:
@@ -116,7 +115,7 @@ def _type_symbols(type_: TensorType) -> Iterator[Symbol]:
         yield from dimension.symbols_of(dim)
 
 
-class _Printer:
+class Printer:
     """Prints one graph. `line_of` tells where each node's line is, counted from the graph's own."""
 
     def __init__(self, graph: Graph) -> None:
@@ -712,96 +711,3 @@ def _missing(source: str, digest: str) -> Callable[[], Array]:
         )
 
     return load
-
-
-# Programs, for people. There is no parser: the artifact is the form that is read.
-
-
-def program_text(program: Program) -> str:
-    """A program as text: symbols, ports, guards, constants, buffers, kernels, steps."""
-    head = f"program {quote(program.target)} variant={quote(program.variant)} {{"
-    parts = (
-        (f"where {_Printer.symbol(_symbol_printer(program), symbol)}" for symbol in program.symbols),
-        (f"input {i} {quote(port.name)}: {type_text(port.type)}" for i, port in enumerate(program.inputs)),
-        (f"output {i} {quote(port.name)}: {type_text(port.type)}" for i, port in enumerate(program.outputs)),
-        (f"state input {kept} -> output {new}" for kept, new in program.state),
-        guard_lines(program),
-        _constant_lines(program),
-        (f"buf {i} {buffer_text(program, buffer)}" for i, buffer in enumerate(program.buffers)),
-        (
-            f"kernel {i} @{kernel.symbol} kind={kernel.kind} {quote(kernel.label)} schedule={quote(kernel.schedule)}"
-            + _locs_text(kernel.locs)
-            for i, kernel in enumerate(program.kernels)
-        ),
-        step_lines(program),
-        [f"peak {program.peak_bytes} bytes, lower bound {program.lower_bound_bytes} bytes, planner {program.planner}"],
-    )
-    return "\n".join([head, *(f"  {line}" for part in parts for line in part), "}"]) + "\n"
-
-
-def buffer_text(program: Program, buffer: Buffer) -> str:
-    """A buffer: who owns it, its size, where it lies, and the steps it lives for."""
-    name = buffer.name
-    if not name and buffer.space == Space.INPUT and buffer.index < len(program.inputs):
-        name = program.inputs[buffer.index].name
-    text = f"{quote(name)}: {buffer.space.name.lower()}"
-    if buffer.space == Space.ARENA:
-        place = f"above {','.join(map(str, buffer.below))}" if buffer.below else f"at {buffer.offset_bytes}"
-        return f"{text} {buffer.size_bytes} bytes {place} steps {buffer.first_step}..{buffer.last_step}"
-    return f"{text} {buffer.index} {buffer.size_bytes} bytes"
-
-
-def guard_lines(program: Program) -> list[str]:
-    """The guards as rules on the user's inputs."""
-    lines = []
-    for guard in program.guards:
-        what = f"guard {quote(program.inputs[guard.port].name)} axis {guard.axis}"
-        if guard.kind in (GuardKind.VALUE, GuardKind.OTHER_VALUE):
-            holds = "holds" if guard.kind == GuardKind.VALUE else "does not hold"
-            lines.append(f"guard {quote(program.inputs[guard.port].name)} {holds} {guard.expected}")
-            continue
-        if guard.kind == GuardKind.EQUAL:
-            lines.append(f"{what} == {guard.expected}")
-            continue
-        hi = guard.hi or ""
-        multiple = f", multiple of {guard.divisor}" if guard.divisor != 1 else ""
-        lines.append(f"{what} is {program.symbols[guard.symbol].name} in {guard.lo}..{hi}{multiple}")
-    return lines
-
-
-def step_lines(program: Program) -> list[str]:
-    """The launches, in order."""
-    lines = []
-    for number, step in enumerate(program.steps):
-        arguments = ", ".join(
-            f"b{a.buffer}" if a.offset_bytes == 0 else f"b{a.buffer}+{a.offset_bytes}" for a in step.arguments
-        )
-        dims = f" dims=[{', '.join(map(str, step.dims))}]" if step.dims else ""
-        scratch = f" scratch={step.scratch_bytes}" if step.scratch_bytes != 0 else ""
-        barrier = "" if step.barrier else " nobarrier"
-        symbol = program.kernels[step.kernel].symbol
-        lines.append(f"launch {number} @{symbol}({arguments}){dims}{scratch}{barrier}{_locs_text(step.locs)}")
-    return lines
-
-
-def _constant_lines(program: Program) -> Iterable[str]:
-    for i, constant in enumerate(program.constants):
-        dtype = dtypes.BY_NUMBER[constant.dtype].name
-        sources = [
-            program.sources[number].name
-            for step in constant.recipe
-            if step.op.name == "SOURCE"
-            for number in step.operands
-        ]
-        recipe = ", ".join(step.op.name.lower() for step in constant.recipe)
-        shape = ",".join(map(str, constant.shape))
-        yield f"const {i} {quote(constant.name)}: {dtype}[{shape}] = {recipe}" + _locs_text(tuple(sources))
-
-
-def _locs_text(locs: Sequence[str]) -> str:
-    return f" ; {', '.join(map(quote, locs))}" if locs else ""
-
-
-def _symbol_printer(program: Program) -> _Printer:
-    values = tuple(Value(TensorType(dtypes.I64, (symbol.dim,))) for symbol in program.symbols)
-    return _Printer(Graph("", values, {}, (), ()))

@@ -243,7 +243,7 @@ def typical_shape(artifact: Any) -> list[tuple[str, str]]:
 
     from aot.dims import typical
 
-    symbols = {symbol.name: symbol for program in artifact.programs for symbol in program.symbols}
+    symbols = {symbol.name: symbol for program in artifact.programs for symbol in program.input_symbols}
     shape = ", ".join(f"{name}={typical(symbol.dim)}" for name, symbol in symbols.items())
     return [("figures", f"moved and memory are for {shape}")] if shape else []
 

@@ -73,8 +73,8 @@ def compare_programs(old: Program, new: Program) -> dict[str, list[Change]]:
         "kernels": changes(kernels(old), kernels(new)),
         "plan": changes(plan(old), plan(new)),
         "weights": changes(
-            {source.name: _weight(source) for source in old.sources},
-            {source.name: _weight(source) for source in new.sources},
+            {source.name: _weight(source) for part in old.parts for source in part.sources},
+            {source.name: _weight(source) for part in new.parts for source in part.sources},
         ),
     }
 
@@ -93,7 +93,7 @@ def kernels(program: Program) -> dict[str, Any]:
     """Kernels by label (numbered where a label repeats): kind, schedule, nodes and source."""
     result: dict[str, Any] = {}
     seen: dict[str, int] = {}
-    for kernel in program.kernels:
+    for kernel in program.distinct_kernels:
         seen[kernel.label] = seen.get(kernel.label, 0) + 1
         name = kernel.label if seen[kernel.label] == 1 else f"{kernel.label} ({seen[kernel.label]})"
         nodes = ", ".join(kernel.locs)
@@ -104,15 +104,17 @@ def kernels(program: Program) -> dict[str, Any]:
 def plan(program: Program) -> dict[str, Any]:
     """The plan in a few numbers."""
     return {
-        "steps": len(program.steps),
-        "barriers": sum(step.barrier for step in program.steps),
-        "buffers": len(program.buffers),
+        "blocks": len(program.parts),
+        "flow": [step.op.name.lower() for step in program.flow.steps] if program.flow is not None else [],
+        "steps": len(program.launches),
+        "barriers": sum(step.barrier for _, step in program.launches),
+        "buffers": sum(len(part.buffers) for part in program.parts),
         "peak_bytes": str(program.peak_bytes),
         "lower_bound_bytes": str(program.lower_bound_bytes),
         "planner": program.planner,
         "guards": len(program.guards),
-        "code_bytes": len(program.code),
-        "order": [program.kernels[step.kernel].label for step in program.steps],
+        "code_bytes": program.code_bytes,
+        "order": [kernel.label for kernel, _ in program.launches],
     }
 
 

@@ -29,7 +29,8 @@ from aot.cli.operators import operators_text
 from aot.errors import OptionError
 from aot.options import DimRange
 from aot.program import Constant, Program, RecipeOp
-from aot.text import guard_lines, program_text, type_text
+from aot.program_text import guard_lines, program_text
+from aot.text import type_text
 
 VIEWS = ("plan", "memory", "kernels", "guards", "fusion", "weights")
 
@@ -76,7 +77,9 @@ def command(
         return
     if svg_path is not None:
         check_writable(svg_path)
-        plan = memory_plan(program, extents(program, dims))
+        values = extents(program, dims)
+        # A picture shows one arena: the largest of a flow's blocks, which sets how much memory a session takes.
+        plan = max((memory_plan(part, values) for part in program.parts), key=lambda plan: plan.peak_bytes)
         write_text(svg_path, svg(plan, f"{artifact.name}, {program.target}"))
         views = views or ("memory",)
     if wants("json"):
@@ -107,12 +110,14 @@ def overview(path: Path, artifact: Any) -> list[tuple[str, str]]:
     facts.append(("tools", ", ".join(f"{name} {version}" for name, version in meta.get("tools", {}).items())))
     for number, program in enumerate(artifact.programs):
         variant = f", variant {program.variant}" if program.variant else ""
-        steps = f"{len(program.kernels)} kernels, {len(program.steps)} steps, {bytes_text(len(program.code))} of code"
+        blocks = f"{len(program.parts)} blocks, " if program.flow is not None else ""
+        counts = f"{len(program.distinct_kernels)} kernels, {len(program.launches)} steps"
+        steps = f"{blocks}{counts}, {bytes_text(program.code_bytes)} of code"
         facts.append((f"program {number}", f"{program.target}{variant}: {steps}"))
     program = artifact.programs[-1]
     facts.append(("inputs", "\n".join(f"{port.name}: {type_text(port.type)}" for port in program.inputs)))
     facts.append(("outputs", "\n".join(f"{port.name}: {type_text(port.type)}" for port in program.outputs)))
-    bounds = [f"{s.name} in {s.lo}..{'' if s.hi is None else s.hi}" for s in program.symbols]
+    bounds = [f"{s.name} in {s.lo}..{'' if s.hi is None else s.hi}" for s in program.input_symbols]
     facts.append(("dimensions", "\n".join(bounds) or "all fixed"))
     facts.append(
         ("sections", ", ".join(f"{name} {bytes_text(size)}" for name, size in artifact.sections.items() if size))
@@ -138,9 +143,10 @@ def overview_json(path: Path, artifact: Any) -> dict[str, Any]:
             {
                 "target": program.target,
                 "variant": program.variant,
-                "kernels": len(program.kernels),
-                "steps": len(program.steps),
-                "code_bytes": len(program.code),
+                "kernels": len(program.distinct_kernels),
+                "steps": len(program.launches),
+                "blocks": len(program.parts) if program.flow is not None else 0,
+                "code_bytes": program.code_bytes,
                 "peak_bytes": program.peak_bytes,
                 "lower_bound_bytes": program.lower_bound_bytes,
                 "planner": program.planner,
@@ -169,9 +175,11 @@ def print_view(view: str, artifact: Any, program: Program, dims: Sequence[DimRan
     if view == "plan":
         click.echo(program_text(program), nl=False)
     elif view == "memory":
-        plan = memory_plan(program, extents(program, dims))
-        click.echo(summary(plan))
-        click.echo("\n".join(text_bars(plan)))
+        values = extents(program, dims)
+        for number, part in enumerate(program.parts):
+            plan = memory_plan(part, values)
+            click.echo(summary(plan) if program.flow is None else f"block {number}: {summary(plan)}")
+            click.echo("\n".join(text_bars(plan)))
     elif view == "kernels":
         rows = kernel_rows(program)
         print_table(
@@ -210,8 +218,8 @@ def view_json(view: str, artifact: Any, program: Program, dims: Sequence[DimRang
     if view == "plan":
         return {"text": program_text(program)}
     if view == "memory":
-        plan = memory_plan(program, extents(program, dims))
-        return plain(plan)
+        plans = [plain(memory_plan(part, extents(program, dims))) for part in program.parts]
+        return plans[0] if program.flow is None else {"blocks": plans}
     if view == "kernels":
         return kernel_rows(program)
     if view == "guards":
@@ -223,20 +231,20 @@ def view_json(view: str, artifact: Any, program: Program, dims: Sequence[DimRang
 
 def kernel_rows(program: Program) -> list[dict[str, Any]]:
     """A row per kernel, with the nodes of all its launches."""
-    launches = Counter(step.kernel for step in program.steps)
-    nodes: dict[int, dict[str, None]] = {}
-    for step in program.steps:
-        nodes.setdefault(step.kernel, {}).update(dict.fromkeys(step.locs))
+    launches = Counter(kernel.symbol for kernel, _ in program.launches)
+    nodes: dict[str, dict[str, None]] = {}
+    for kernel, step in program.launches:
+        nodes.setdefault(kernel.symbol, {}).update(dict.fromkeys(step.locs))
     return [
         {
             "label": kernel.label,
             "kind": kernel.kind,
-            "launches": launches[number],
+            "launches": launches[kernel.symbol],
             "schedule": kernel.schedule,
-            "nodes": list(nodes.get(number) or dict.fromkeys(kernel.locs)),
+            "nodes": list(nodes.get(kernel.symbol) or dict.fromkeys(kernel.locs)),
             "symbol": kernel.symbol,
         }
-        for number, kernel in enumerate(program.kernels)
+        for kernel in program.distinct_kernels
     ]
 
 
@@ -250,9 +258,10 @@ def weights_json(program: Program) -> dict[str, Any]:
             "bytes": source.const.bytes,
             "digest": source.const.digest,
         }
-        for source in program.sources
+        for source in {s.const.digest: s for part in program.parts for s in part.sources}.values()
     ]
-    return {"sources": sources, "constants": [_constant(program, constant) for constant in program.constants]}
+    constants = [_constant(part, constant) for part in program.parts for constant in part.constants]
+    return {"sources": sources, "constants": constants}
 
 
 def _constant(program: Program, constant: Constant) -> dict[str, Any]:
@@ -273,10 +282,11 @@ def _constant(program: Program, constant: Constant) -> dict[str, Any]:
 
 def print_source(program: Program, wanted: str) -> None:
     """The source text of one kernel."""
-    found = [kernel for kernel in program.kernels if wanted in (kernel.symbol, kernel.label)]
+    kernels = program.distinct_kernels
+    found = [kernel for kernel in kernels if wanted in (kernel.symbol, kernel.label)]
     if not found:
-        known = ", ".join(kernel.symbol for kernel in program.kernels[:8])
-        raise OptionError(f"no kernel {wanted!r}", hint=f"Kernels: {known}{', …' if len(program.kernels) > 8 else ''}.")
+        known = ", ".join(kernel.symbol for kernel in kernels[:8])
+        raise OptionError(f"no kernel {wanted!r}", hint=f"Kernels: {known}{', …' if len(kernels) > 8 else ''}.")
     if not found[0].source:
         raise OptionError("the artifact holds no sources", hint="Build it without --strip-debug.")
     click.echo(found[0].source)

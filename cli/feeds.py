@@ -129,7 +129,8 @@ def feeds(
         missing = [port for name, port in ports.items() if name not in feed]
         if makes_up and missing:
             values = extents(program, choice.dims, feed)
-            shown = [f"random inputs, seed {choice.seed or 0}", *(f"{name}={value}" for name, value in values.items())]
+            chosen = [f"{symbol.name}={values[symbol.name]}" for symbol in program.input_symbols]
+            shown = [f"random inputs, seed {choice.seed or 0}", *chosen]
             if cases:
                 shown[0] = f"{what}, the others random, seed {choice.seed or 0}"
             what = ", ".join(shown)

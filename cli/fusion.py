@@ -59,8 +59,8 @@ def fusion_of(meta: Mapping[str, Any], program: Program) -> Fusion:
     groups: dict[tuple[str, str], list[tuple[str, ...]]] = {}
     alone: dict[str, int] = {}
     kernel_of: dict[str, set[int]] = {}
-    for number, step in enumerate(program.steps):
-        kind = program.kernels[step.kernel].kind
+    for number, (kernel, step) in enumerate(program.launches):
+        kind = kernel.kind
         for name in step.locs:
             kernel_of.setdefault(name, set()).add(number)
         if len(step.locs) > 1:

@@ -14,8 +14,8 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(("aot.dtypes", "aot.errors", "aot.options", "aot.target", "aot.dims"), 0),
     **dict.fromkeys(
         (
-            "aot.ir", "aot.expr", "aot.kernel", "aot.program", "aot.text", "aot.recipe", "aot.offsets",
-            "aot.offset_search",
+            "aot.ir", "aot.expr", "aot.kernel", "aot.program", "aot.text", "aot.program_text", "aot.recipe",
+            "aot.offsets", "aot.offset_search",
         ),
         1,
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx
 import pytest
 
 from tests.runtime import handmade
@@ -11,3 +12,37 @@ from tests.runtime import handmade
 def dense_bytes() -> bytes:
     """relu(x @ w + b) with a dynamic batch, as artifact bytes."""
     return handmade.artifact().data
+
+
+@pytest.fixture(scope="session")
+def flow_bytes() -> bytes:
+    """A loop around a branch, whose results are as long as data says, as artifact bytes."""
+    import numpy as np
+    from onnx import TensorProto, helper
+
+    import aot
+    from tests.frontend.models import model_of
+
+    def typed(name: str, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, dtype, None)
+
+    grown = helper.make_graph([helper.make_node("Concat", ["a", "one"], ["g"], axis=0)], "grown", [], [typed("g")])
+    same = helper.make_graph([helper.make_node("Neg", ["a"], ["n"])], "same", [], [typed("n")])
+    nodes = [
+        helper.make_node("ReduceSum", ["a"], ["s"], keepdims=0),
+        helper.make_node("Less", ["s", "limit"], ["going"]),
+        helper.make_node("If", ["going"], ["b"], then_branch=grown, else_branch=same),
+    ]
+    ports = [typed("i", TensorProto.INT64), typed("c", TensorProto.BOOL), typed("a")]
+    body = helper.make_graph(nodes, "body", ports, [typed("going", TensorProto.BOOL), typed("b"), typed("s")])
+    outer = [
+        helper.make_node("Loop", ["trips", "", "x"], ["y", "sums"], body=body),
+        helper.make_node("NonZero", ["y"], ["places"]),
+    ]
+    model = model_of(
+        outer,
+        {"x": (TensorProto.FLOAT, ["n"]), "trips": (TensorProto.INT64, []), "limit": (TensorProto.FLOAT, [])},
+        ["y", "sums", "places"],
+        constants={"one": np.ones(1, np.float32)},
+    )
+    return aot.compile(model, "cpu:x86-64-v3").data

@@ -12,7 +12,8 @@ from onnx import TensorProto, helper
 import aot
 from aot import frontend
 from aot.artifacts import Artifact
-from aot.text import guard_lines, parse_graph, print_graph
+from aot.program_text import guard_lines
+from aot.text import parse_graph, print_graph
 
 ort = pytest.importorskip("onnxruntime")
 

@@ -33,7 +33,8 @@ from aot.program import (
     Space,
     Step,
 )
-from aot.text import consts_of, graph_digest, lines_near, parse_graph, print_graph, program_text, type_text
+from aot.program_text import program_text
+from aot.text import consts_of, graph_digest, lines_near, parse_graph, print_graph, type_text
 
 N = Symbol("N", 1, 64)
 
