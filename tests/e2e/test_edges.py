@@ -199,7 +199,11 @@ def test_maps_of_probabilities_are_compared_as_their_matrix(tmp_path: Path, cach
     maps = helper.make_sequence_type_proto(
         helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
     )
-    classes = {"domain": "ai.onnx.ml", "coefficients": [1.0, 2, 3, -1, 0.5, 0.25], "intercepts": [0.0, 0.1, 0.2]}
+    classes: dict[str, Any] = {
+        "domain": "ai.onnx.ml",
+        "coefficients": [1.0, 2, 3, -1, 0.5, 0.25],
+        "intercepts": [0.0, 0.1, 0.2],
+    }
     graph = helper.make_graph(
         [
             helper.make_node("LinearClassifier", ["x"], ["label", "p"], classlabels_ints=[0, 1, 2], **classes),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,10 +19,13 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 support = pytest.importorskip("support", reason="it imports the compiler and onnxruntime")
 
 
-def row_of(folder: Path, nodes: list[onnx.NodeProto], weight: float = 2.0) -> support.Row:
+def row_of(folder: Path, nodes: list[onnx.NodeProto], weight: float = 2.0) -> Any:
     """A model of these nodes from x[3] to y, examined with one case."""
     info = helper.make_tensor_value_info
-    constants = [numpy_helper.from_array(np.float32(weight), "w"), numpy_helper.from_array(np.int8(0), "zero")]
+    constants = [
+        numpy_helper.from_array(np.array(weight, np.float32), "w"),
+        numpy_helper.from_array(np.array(0, np.int8), "zero"),
+    ]
     graph = helper.make_graph(
         nodes, "g", [info("x", TensorProto.FLOAT, ["n"])], [info("y", TensorProto.FLOAT, None)], constants
     )
@@ -35,7 +39,7 @@ def row_of(folder: Path, nodes: list[onnx.NodeProto], weight: float = 2.0) -> su
 def test_a_model_that_agrees(tmp_path: Path) -> None:
     row = row_of(tmp_path, [helper.make_node("Mul", ["x", "w"], ["m"]), helper.make_node("Exp", ["m"], ["y"])])
     assert row.agrees and (row.nodes, row.ops, row.opsets, row.cases) == (2, {"Mul": 1, "Exp": 1}, "ai.onnx 17", 1)
-    assert 0 <= row.worst < 0.1 and row.artifact_bytes > 1000 and row.build_s > 0
+    assert 0 <= row.worst < 0.1 and row.artifact_bytes > 1000 and row.build_cpu_s > 0
     page = support.page([row], {"date": "today"})
     assert (
         "| m | a \\| b | pkg 1.0 | 2 | 2 | ai.onnx 17 | 1 |" in page and "2, with the number of models: Exp 1" in page
