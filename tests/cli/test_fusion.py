@@ -21,8 +21,7 @@ def story(
 ) -> Fusion:
     """The story of a program with these (kind, nodes) steps."""
     program: Any = SimpleNamespace(
-        kernels=[SimpleNamespace(kind=kind) for kind, _ in steps],
-        steps=[SimpleNamespace(kernel=number, locs=locs) for number, (_, locs) in enumerate(steps)],
+        launches=[(SimpleNamespace(kind=kind), SimpleNamespace(locs=locs)) for kind, locs in steps]
     )
     return fusion_of({"fusion_refusals": refusals, "source": {"node_count": node_count}}, program)
 
