@@ -76,8 +76,9 @@ def fusion_of(meta: Mapping[str, Any], program: Program) -> Fusion:
             not_rewritten.setdefault((rule, _plain(reason)), {})[_split(where)[1]] = None
             continue
         (first, before), (second, after) = sides[0], sides[1]
-        if kernel_of.get(before, set()) & kernel_of.get(after, set()):
-            continue  # they met after all, by way of others, or are parts of one node
+        here, there = kernel_of.get(before, set()), kernel_of.get(after, set())
+        if here & there or not here or not there:
+            continue  # they met after all, are parts of one node, or belong to another program of the artifact
         not_fused.setdefault((f"{first} -> {second}", reason), {})[f"{before} -> {after}"] = None
     total = int(meta.get("source", {}).get("node_count", 0))
     return Fusion(

@@ -40,12 +40,13 @@ def test_kernels_of_the_same_nodes_are_one_group() -> None:
 
 
 def test_refusals_are_grouped_by_ops_and_reason() -> None:
-    steps = [("window", ("c0", "r0")), ("window", ("c1", "r1")), ("row", ("s0",))]
+    steps = [("window", ("c0", "r0")), ("window", ("c1", "r1")), ("row", ("s0",)), ("map", ("n2",))]
     refusals = [
         ("fuse", "relu (c0, r0) -> conv (c1)", "both loop"),
         ("fuse", "relu (r1) -> conv (c2, n2)", "both loop"),
         ("fuse", "relu (r1) -> softmax (s0)", "rows"),
         ("fuse", "conv (c1) -> relu (r1)", "not at first"),  # the two are in one kernel in the end
+        ("fuse", "relu (other) -> conv (elsewhere)", "both loop"),
         ("pad_into_conv", "conv (c0)", "it pads by reflect"),
         ("drop", "copy", "its value of slice (a, b, c) is read"),
     ]
