@@ -196,7 +196,7 @@ std::vector<int64_t> values_for(const Artifact &artifact, const ProgramEntry &pr
         if (random.one_in(16)) value = static_cast<int64_t>(random.next() >> random.below(64));
         if (symbol.lo > value) value = symbol.lo;
         const int64_t rest = value % symbol.divisor;
-        if (rest && value < INT64_MAX - symbol.divisor) value += symbol.divisor - rest;
+        if (rest > 0 && value < INT64_MAX - symbol.divisor) value += symbol.divisor - rest;
         values[i] = value;
     }
     return values;

@@ -19,8 +19,6 @@ CodeLibrary::CodeLibrary(const uint8_t *bytes, size_t size, const char *, const 
 
 CodeLibrary::~CodeLibrary() { handle_ = nullptr; }
 
-void CodeLibrary::open_path(const char *, const char *) {}
-
 void *CodeLibrary::symbol(const char *name) const {
     return *name == '!' ? nullptr : reinterpret_cast<void *>(do_nothing);
 }

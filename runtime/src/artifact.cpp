@@ -64,7 +64,8 @@ void check_zero(const ByteSource &source, uint64_t start, uint64_t end, const ch
 
 class SectionTable {
 public:
-    explicit SectionTable(const ByteSource &source, const Memory &memory) : source_(source), memory_(memory) {
+    explicit SectionTable(const ByteSource &source, const Memory &memory)
+        : source_(source), memory_(memory), table_(Allocator<uint8_t>(memory)) {
         read_header();
         read_table();
     }
@@ -124,12 +125,14 @@ private:
         }
         Vector<uint8_t> bytes(h.header_bytes, Allocator<uint8_t>(memory_));
         source_.read(0, bytes.data(), bytes.size());
+        // What was checked is what gets hashed and used, also where someone writes to the file meanwhile.
+        memcpy(bytes.data(), &h, sizeof h);
         Sha256 hash;
         hash.add(bytes.data(), 32);
         hash.add(bytes.data() + 64, bytes.size() - 64);
-        bytes.resize(static_cast<size_t>(table_bytes));
-        source_.read(h.table_offset, bytes.data(), bytes.size());
-        hash.add(bytes.data(), bytes.size());
+        table_.resize(static_cast<size_t>(table_bytes));
+        source_.read(h.table_offset, table_.data(), table_.size());
+        hash.add(table_.data(), table_.size());
         Digest digest = hash.finish();
         if (memcmp(digest.bytes, h.digest, sizeof h.digest) != 0) {
             throw damaged(source_.name(), "header", 32, "the digest of header and section table does not hold");
@@ -147,9 +150,10 @@ private:
         check_zero(source_, header_.header_bytes, header_.table_offset, "header");
         uint64_t end = header_.table_offset + uint64_t{header_.section_count} * header_.section_entry_bytes;
         for (uint32_t i = 0; i < header_.section_count; ++i) {
-            const uint64_t at = header_.table_offset + uint64_t{i} * header_.section_entry_bytes;
+            const size_t place = size_t{i} * header_.section_entry_bytes;
+            const uint64_t at = header_.table_offset + place;
             SectionEntry entry;
-            source_.read(at, &entry, sizeof entry);
+            memcpy(&entry, table_.data() + place, sizeof entry);
             const char *name = section_name(entry.kind);
             const bool known = entry.kind > 0 && entry.kind < kSectionKinds;
             if (known && places_[entry.kind].present) throw damaged(source_.name(), name, at, "the section is there twice");
@@ -169,9 +173,9 @@ private:
                               "the artifact (format version %u.%u) needs section %u, which this runtime does not know",
                               header_.version & 0xffff, header_.version >> 16, entry.kind);
             }
-            SectionPlace place{entry.offset, entry.bytes, entry.flags, true, entry};
-            if (known) places_[entry.kind] = place;
-            if (!known || entry.kind == section::DEBUG || entry.kind == section::SELF_TEST) hash_unused(place, name);
+            const SectionPlace found{entry.offset, entry.bytes, entry.flags, true, entry};
+            if (known) places_[entry.kind] = found;
+            if (!known || entry.kind == section::DEBUG || entry.kind == section::SELF_TEST) hash_unused(found, name);
         }
         if (end != source_.size()) throw damaged(source_.name(), "file", end, "bytes behind the last section");
         for (uint32_t kind = 1; kind < kSectionKinds; ++kind) {
@@ -208,6 +212,7 @@ private:
     const ByteSource &source_;
     const Memory &memory_;
     Header header_{};
+    Vector<uint8_t> table_;  // as hashed
     SectionPlace places_[kSectionKinds];
 };
 

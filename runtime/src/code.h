@@ -7,7 +7,7 @@ namespace aot {
 
 class CodeLibrary {
 public:
-    // `temporary_directory` is used only where memfd_create is forbidden. Throws a Failure.
+    // `temporary_directory` is used only where code cannot be loaded from memory. Throws a Failure.
     CodeLibrary(const uint8_t *bytes, size_t size, const char *temporary_directory, const char *file);
     ~CodeLibrary();
     CodeLibrary(const CodeLibrary &) = delete;
@@ -15,7 +15,9 @@ public:
     void *symbol(const char *name) const;  // NULL where there is none
 
 private:
-    void open_path(const char *path, const char *file);
+    std::string open_in_memory(const uint8_t *bytes, size_t size, const char *file);
+    void open_in_folder(const uint8_t *bytes, size_t size, const char *folder, const char *file);
+    std::string open_path(const char *path);  // why it failed
 
     void *handle_ = nullptr;
     // Kept open: the loader knows libraries by path, so /proc/self/fd/N must not name another one later.

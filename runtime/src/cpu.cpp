@@ -1,9 +1,12 @@
 #include "cpu.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
+#include <new>
+#include <string>
 
 #include <cpuid.h>
 #include <sched.h>
@@ -45,67 +48,38 @@ CpuFeatures detect() {
     return found;
 }
 
-// CPUs that a cgroup v2 file "quota period" allows; 0 where there is no limit.
-double quota_of(const char *path) {
-    FILE *file = fopen(path, "re");
-    if (!file) return 0;
-    char quota[32];
-    long long period = 0;
-    int fields = fscanf(file, "%31s %lld", quota, &period);
+// The one or two numbers that a file holds, 0 for "max" and other words; false where it cannot be read.
+bool read_numbers(const std::string &path, double *first, double *second) {
+    FILE *file = fopen(path.c_str(), "re");
+    if (!file) return false;
+    char one[32] = "", two[32] = "";
+    const int fields = fscanf(file, "%31s %31s", one, two);
     fclose(file);
-    if (fields != 2 || strcmp(quota, "max") == 0 || period <= 0) return 0;
-    return static_cast<double>(atoll(quota)) / static_cast<double>(period);
+    *first = fields >= 1 ? atof(one) : 0;  // "max" is 0
+    *second = fields >= 2 ? atof(two) : 0;
+    return fields >= 1;
 }
 
-double quota_v1(const char *folder) {
-    char path[4200];
-    long long values[2] = {0, 0};
-    const char *names[2] = {"cpu.cfs_quota_us", "cpu.cfs_period_us"};
-    for (int i = 0; i < 2; ++i) {
-        snprintf(path, sizeof path, "%s/%s", folder, names[i]);
-        FILE *file = fopen(path, "re");
-        if (!file) return 0;
-        int fields = fscanf(file, "%lld", &values[i]);
-        fclose(file);
-        if (fields != 1) return 0;
+// CPUs that a group's quota allows; 0 where it has none.
+double quota_of(const std::string &folder, bool v2) {
+    double quota = 0, period = 0, rest = 0;
+    if (v2) {
+        if (!read_numbers(folder + "/cpu.max", &quota, &period)) return 0;
+    } else if (!read_numbers(folder + "/cpu.cfs_quota_us", &quota, &rest) ||
+               !read_numbers(folder + "/cpu.cfs_period_us", &period, &rest)) {
+        return 0;
     }
-    return values[0] > 0 && values[1] > 0 ? static_cast<double>(values[0]) / static_cast<double>(values[1]) : 0;
+    return quota > 0 && period > 0 ? quota / period : 0;
 }
 
-void keep_smaller(double *limit, double value) {
-    if (value > 0 && (*limit == 0 || value < *limit)) *limit = value;
-}
-
-// The tightest quota of this process's cgroup and those above it.
-double cgroup_limit() {
-    double limit = 0;
-    FILE *file = fopen("/proc/self/cgroup", "re");
-    if (!file) return 0;
-    char line[2048];
-    while (fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\n")] = 0;
-        char *controllers = strchr(line, ':');
-        char *group = controllers ? strchr(controllers + 1, ':') : nullptr;
-        if (!group) continue;
-        *group++ = 0;
-        const bool v2 = controllers[1] == 0;
-        if (!v2 && !strstr(controllers + 1, "cpu")) continue;
-        for (;;) {
-            char path[4096];
-            if (v2) {
-                snprintf(path, sizeof path, "/sys/fs/cgroup%s/cpu.max", strcmp(group, "/") ? group : "");
-                keep_smaller(&limit, quota_of(path));
-            } else {
-                snprintf(path, sizeof path, "/sys/fs/cgroup/cpu%s", strcmp(group, "/") ? group : "");
-                keep_smaller(&limit, quota_v1(path));
-            }
-            char *slash = strrchr(group, '/');
-            if (!slash || !*group) break;
-            *slash = 0;
-        }
+// Whether a comma-separated list of controllers has "cpu"; "cpuset" is another one.
+bool names_cpu(const std::string &controllers) {
+    for (size_t at = 0; at <= controllers.size();) {
+        const size_t comma = std::min(controllers.find(',', at), controllers.size());
+        if (controllers.compare(at, comma - at, "cpu") == 0) return true;
+        at = comma + 1;
     }
-    fclose(file);
-    return limit;
+    return false;
 }
 
 }  // namespace
@@ -121,6 +95,33 @@ bool target_supported(const char *target) {
         if (strcmp(target, names[level]) == 0) return cpu_features().level >= level;
     }
     return false;
+}
+
+double cgroup_cpus(const char *membership, const char *root) {
+    double limit = 0;
+    FILE *file = fopen(membership, "re");
+    if (!file) return 0;
+    char line[4096];
+    while (fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = 0;
+        char *controllers = strchr(line, ':');
+        char *path = controllers ? strchr(++controllers, ':') : nullptr;
+        if (!path) continue;
+        *path++ = 0;
+        const bool v2 = *controllers == 0;
+        if (!v2 && !names_cpu(controllers)) continue;
+        // In a container the path may be the host's, which is not mounted here: then only the root has files.
+        const std::string base = std::string(root) + (v2 ? "" : "/cpu");
+        for (std::string group = path;;) {
+            const double quota = quota_of(base + (group == "/" ? "" : group), v2);
+            if (quota > 0 && (limit == 0 || quota < limit)) limit = quota;
+            const size_t slash = group.rfind('/');
+            if (group.empty()) break;
+            group.resize(slash == std::string::npos ? 0 : slash);
+        }
+    }
+    fclose(file);
+    return limit;
 }
 
 uint32_t default_thread_count() {
@@ -140,7 +141,11 @@ uint32_t default_thread_count() {
             if (known) break;
         }
     }
-    double limit = cgroup_limit();
+    double limit = 0;
+    try {
+        limit = cgroup_cpus("/proc/self/cgroup", "/sys/fs/cgroup");
+    } catch (const std::bad_alloc &) {  // no memory for a path: as without a quota
+    }
     if (limit > 0 && limit < count) count = static_cast<uint32_t>(limit + 0.999);
     return count ? count : 1;
 }

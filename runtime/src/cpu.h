@@ -16,6 +16,10 @@ const CpuFeatures &cpu_features();
 // Whether code for a target such as "cpu:x86-64-v3" runs here.
 bool target_supported(const char *target);
 
+// CPUs that the tightest quota of this process's cgroup and those above it allows, as a fraction; 0 where there is none.
+// `membership` is /proc/self/cgroup and `root` the folder where cgroup v2, or the controllers of v1, are mounted.
+double cgroup_cpus(const char *membership, const char *root);
+
 // CPUs in the affinity mask, limited by the cgroup's quota, rounded up; at least 1.
 uint32_t default_thread_count();
 

@@ -2,6 +2,7 @@
 
 #include <climits>
 #include <ctime>
+#include <system_error>
 
 #include <immintrin.h>
 #include <linux/futex.h>
@@ -9,6 +10,8 @@
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "base.h"
 
 namespace aot {
 namespace {
@@ -78,10 +81,17 @@ Pool::Pool(uint32_t thread_count) : state_(nullptr), wanted_(1) {
     static const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
     (void)registered;
     state_.store(new State);
-    grow(thread_count);
+    try {
+        grow(thread_count);
+    } catch (...) {
+        finish();
+        throw;
+    }
 }
 
-Pool::~Pool() {
+Pool::~Pool() { finish(); }
+
+void Pool::finish() {
     State *state = state_.load();
     if (state->born == forks.load()) {
         state->stop.store(true, std::memory_order_release);
@@ -118,7 +128,12 @@ void Pool::grow(uint32_t thread_count) {
     while (state.threads.size() + 1 < thread_count) {
         const uint32_t number = static_cast<uint32_t>(state.threads.size()) + 1;
         const uint32_t seen = state.job.load();
-        state.threads.emplace_back([&state, number, seen] { state.work(number, seen); });
+        try {
+            state.threads.emplace_back([&state, number, seen] { state.work(number, seen); });
+        } catch (const std::system_error &error) {
+            throw Failure(AOT_ERROR_MEMORY, "threads", "Use fewer threads, or raise the limits of processes and memory.",
+                          "the system refuses to start thread %u: %s", number + 1, error.what());
+        }
     }
 }
 

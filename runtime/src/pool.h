@@ -29,6 +29,7 @@ public:
 private:
     struct State;
     State &state();
+    void finish();
 
     std::atomic<State *> state_;
     std::atomic<uint32_t> wanted_;

@@ -251,7 +251,7 @@ void Session::work(void *context, uint32_t thread) {
         arguments.buffers = step.buffers;
         arguments.dims = step.dims;
         step.kernel(&arguments);
-        if (!step.barrier && !session.profiling_) continue;
+        if (threads > 1 && !step.barrier && !session.profiling_) continue;
         auto last = [&] {
             job.look();
             if (session.profiling_) {
@@ -272,6 +272,7 @@ void Session::run(const aot_tensor *const *inputs, uint32_t input_count, const a
         throw Failure(AOT_ERROR_ARGUMENT, model_.name.c_str(), "Give an entry for every output; entries may be NULL.",
                       "expected %u outputs, got %u", model_.output_count(), output_count);
     }
+    if (model_.weights.watch) model_.weights.watch->must_be_unchanged(model_.name.c_str());
     Plan &plan = plan_for_inputs(inputs, input_count);
     const ProgramEntry &entry = *plan.unit->entry;
     if (profiling_) step_ns_.assign(step_count(*plan.unit), 0);

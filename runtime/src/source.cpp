@@ -9,17 +9,34 @@
 
 namespace aot {
 
+FileWatch::FileWatch(int descriptor, const struct stat &opened, const char *name)
+    : descriptor_(fcntl(descriptor, F_DUPFD_CLOEXEC, 0)), opened_(opened) {
+    if (descriptor_ >= 0) return;
+    throw Failure(AOT_ERROR_IO, name, "Raise the limit of open files, or load without mapping.", "no file descriptor is left");
+}
+
+FileWatch::~FileWatch() { close(descriptor_); }
+
+void FileWatch::must_be_unchanged(const char *name) const {
+    struct stat status {};
+    if (fstat(descriptor_, &status) == 0 && status.st_size == opened_.st_size &&
+        status.st_mtim.tv_sec == opened_.st_mtim.tv_sec && status.st_mtim.tv_nsec == opened_.st_mtim.tv_nsec) {
+        return;
+    }
+    throw Failure(AOT_ERROR_IO, name, "Replace a file by a rename, or load it without mapping its weights.",
+                  "the mapped file was written to or truncated after it was opened");
+}
+
 ByteSource::ByteSource(const char *path) : name_(path) {
     descriptor_ = open(path, O_RDONLY | O_CLOEXEC);
-    struct stat status {};
-    if (descriptor_ < 0 || fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
+    if (descriptor_ < 0 || fstat(descriptor_, &opened_) != 0 || !S_ISREG(opened_.st_mode)) {
         char reason[128] = "it is not a regular file";
         const char *text = reason;
         if (descriptor_ < 0) text = strerror_r(errno, reason, sizeof reason);
         if (descriptor_ >= 0) close(descriptor_);
         throw Failure(AOT_ERROR_IO, path, "Check the path and its permissions.", "cannot read it: %s", text);
     }
-    size_ = static_cast<size_t>(status.st_size);
+    size_ = static_cast<size_t>(opened_.st_size);
 }
 
 ByteSource::~ByteSource() {
@@ -41,6 +58,10 @@ void ByteSource::read(uint64_t offset, void *to, size_t bytes) const {
         }
         target += got, offset += static_cast<uint64_t>(got), bytes -= static_cast<size_t>(got);
     }
+}
+
+std::shared_ptr<const FileWatch> ByteSource::watch() const {
+    return descriptor_ < 0 ? nullptr : std::make_shared<const FileWatch>(descriptor_, opened_, name());
 }
 
 std::shared_ptr<const uint8_t> ByteSource::map() const {

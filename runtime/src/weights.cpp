@@ -133,8 +133,9 @@ public:
             });
         }
         if (total) out_.block = Block(a_.memory, total, total >= (size_t{2} << 20) ? size_t{2} << 20 : 64);
-        if (map) out_.mapping = source_.map();
+        if (map) out_.mapping = source_.map(), out_.watch = source_.watch();
         hash_and_copy();
+        if (out_.watch) out_.watch->must_be_unchanged(source_.name());
         out_.bytes = total + (map ? a_.weights.bytes : 0);
         point_and_make(made);
     }
@@ -174,15 +175,17 @@ private:
     void hash_and_copy() {
         const uint64_t bytes = a_.weights.bytes;
         Vector<uint8_t> window{Allocator<uint8_t>(a_.memory)};
-        if (!out_.mapping) window.resize(bytes < kWindowBytes ? static_cast<size_t>(bytes) : kWindowBytes);
+        // Also a file that gets mapped is read for its hash: to look at a mapping of a truncated file is death.
+        const bool read = !out_.mapping || source_.is_file();
+        if (read) window.resize(bytes < kWindowBytes ? static_cast<size_t>(bytes) : kWindowBytes);
         const bool tree = a_.weights.flags & section_flag::TREE;
         Digest leaves[kWindowBytes / kTreeChunkBytes];
         Sha256 hash;
         for (uint64_t at = 0; at < bytes; at += kWindowBytes) {
             const size_t part = bytes - at < kWindowBytes ? static_cast<size_t>(bytes - at) : kWindowBytes;
             const uint8_t *data = window.data();
-            if (out_.mapping) data = out_.mapping.get() + a_.weights.offset + at;
-            else source_.read(a_.weights.offset + at, window.data(), part);
+            if (read) source_.read(a_.weights.offset + at, window.data(), part);
+            else data = out_.mapping.get() + a_.weights.offset + at;
             if (tree) {
                 hash_chunks(data, part, leaves);
                 hash.add(leaves, (part + kTreeChunkBytes - 1) / kTreeChunkBytes * sizeof(Digest));

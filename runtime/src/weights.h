@@ -20,6 +20,7 @@ struct Weights {
     Vector<uint32_t> first_of_program{pointers.get_allocator()};
     Block block;
     std::shared_ptr<const uint8_t> mapping;
+    std::shared_ptr<const FileWatch> watch;  // of the mapped file
     uint64_t bytes = 0;
 
     const uint8_t *constant(uint32_t program, uint32_t index) const { return pointers[first_of_program[program] + index]; }

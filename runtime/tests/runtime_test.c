@@ -1,31 +1,14 @@
 /* Tests of the C API against tests/compat/dense-1.0.aot: relu(x @ w + b), x f32 [batch, 5], y f32 [batch, 19]. */
 #define _GNU_SOURCE
-#include <aot/runtime.h>
+#include "common.h"
 
-#include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
+#include <stddef.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 #include <xmmintrin.h>
-
-#define CHECK(condition)                                                             \
-    do {                                                                             \
-        if (!(condition)) {                                                          \
-            fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition);  \
-            exit(1);                                                                 \
-        }                                                                            \
-    } while (0)
-
-enum { K = 5, M = 19, MAX_BATCH = 4096 };
 
 #ifdef AOT_COUNT_MALLOC
 /* Every allocation of the process passes here, also those of the library. */
@@ -45,44 +28,6 @@ int posix_memalign(void **out, size_t alignment, size_t bytes) {
 
 static aot_error error;
 static const char *artifact_path;
-
-static void fill(float *x, int64_t batch) {
-    for (int64_t i = 0; i < batch * K; ++i) x[i] = (float)(i * 3 % 17 - 8) / 4;
-}
-
-static int right(const float *x, const float *y, int64_t batch) {
-    for (int64_t i = 0; i < batch; ++i) {
-        for (int j = 0; j < M; ++j) {
-            float sum = (float)(j * 5 % 11 - 5) / 4;
-            for (int c = 0; c < K; ++c) sum += x[i * K + c] * ((float)((c * M + j) * 7 % 23 - 11) / 8);
-            if (y[i * M + j] != (sum > 0 ? sum : 0)) return 0;
-        }
-    }
-    return 1;
-}
-
-typedef struct Case {
-    int64_t in_shape[2], out_shape[2];
-    aot_tensor in, out;
-    const aot_tensor *inputs[1], *outputs[1];
-    float *x, *y;
-} Case;
-
-static void make(Case *c, int64_t batch) {
-    c->x = malloc(sizeof(float) * (size_t)batch * K + 64);
-    c->y = malloc(sizeof(float) * (size_t)batch * M + 64);
-    fill(c->x, batch);
-    memset(c->y, 0xff, sizeof(float) * (size_t)batch * M);
-    c->in_shape[0] = c->out_shape[0] = batch;
-    c->in_shape[1] = K, c->out_shape[1] = M;
-    c->in = (aot_tensor){.data = c->x, .device_type = 1, .rank = 2, .dtype_code = 2, .dtype_bits = 32,
-                         .dtype_lanes = 1, .shape = c->in_shape};
-    c->out = c->in;
-    c->out.data = c->y, c->out.shape = c->out_shape;
-    c->inputs[0] = &c->in, c->outputs[0] = &c->out;
-}
-
-static void drop(Case *c) { free(c->x), free(c->y); }
 
 static int32_t run(aot_session *session, Case *c) {
     error = (aot_error){.struct_size = sizeof error};
@@ -416,48 +361,6 @@ static void test_fork(const aot_model *model) {
     aot_session_destroy(session);
     drop(&c);
 }
-
-/* Where the system forbids memfd_create, code goes through a file in a folder that the caller names. */
-static int load_without_memfd(void) {
-    struct sock_filter rules[] = {
-        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 1),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-    };
-    const struct sock_fprog program = {sizeof rules / sizeof *rules, rules};
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) {
-        return 77; /* not allowed here: nothing to test */
-    }
-    aot_model *model = NULL;
-    CHECK(aot_model_load_file(artifact_path, NULL, &model, &error) == AOT_ERROR_TARGET && !model);
-    CHECK(strstr(error.message, "memfd_create") && strstr(error.hint, "temporary_directory"));
-    char folder[] = "/tmp/aot-test-XXXXXX";
-    CHECK(mkdtemp(folder));
-    aot_load_options options = {.struct_size = sizeof options, .temporary_directory = folder};
-    CHECK(aot_model_load_file(artifact_path, &options, &model, &error) == AOT_OK);
-    CHECK(rmdir(folder) == 0); /* nothing was left there */
-    aot_session *session = new_session(model, 1, NULL);
-    Case c;
-    make(&c, 12);
-    CHECK(run(session, &c) == AOT_OK && right(c.x, c.y, 12));
-    drop(&c);
-    aot_session_destroy(session);
-    aot_model_unload(model);
-    options.temporary_directory = "/nowhere";
-    CHECK(aot_model_load_file(artifact_path, &options, &model, &error) == AOT_ERROR_IO);
-    return 0;
-}
-
-static void test_without_memfd(void) {
-    pid_t child = fork();
-    CHECK(child >= 0);
-    if (child == 0) _exit(load_without_memfd());
-    int status = 1;
-    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
-    CHECK(WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 77);
-    if (WEXITSTATUS(status) == 77) puts("skipped: seccomp is not allowed here");
-}
 #endif
 
 static void test_loading(void) {
@@ -524,7 +427,6 @@ int main(int argc, char **argv) {
     test_parked(model);
 #if !defined(__SANITIZE_THREAD__)
     test_fork(model);
-    test_without_memfd();
 #endif
     aot_model_unload(model);
     test_model_allocator();
