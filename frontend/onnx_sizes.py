@@ -272,29 +272,71 @@ def _compress(c: Context) -> Result:
 
 @onnx_op("Unique")
 def _unique(c: Context) -> Result:
-    if c.has_attribute("axis"):
-        c.unsupported("unique slices along an axis")
     x = c.input(0)
-    flat = c.reshape(x, (x.type.elements,))
-    extent = flat.type.shape[0]
-    ordered, order = c.builder.op("sort", flat, axis=0, descending=False)
-    iota = c.op("iota", shape=(extent,), axis=0, start=0, step=1, dtype=_I64)
-    before = c.op("gather", ordered, c.op("max", c.op("sub", iota, c.scalar(1, _I64)), c.scalar(0, _I64)), axis=0)
-    is_first = c.op("or", c.op("ne", ordered, before), c.op("eq", iota, c.scalar(0, _I64)))
+    by_axis = c.has_attribute("axis")
+    axis = c.axis(c.int_attribute("axis")) if by_axis else 0
+    if by_axis:
+        extent = x.type.shape[axis]
+        front = c.transpose(x, (axis, *(other for other in range(x.type.rank) if other != axis)))
+        rest = dimension.product((*x.type.shape[:axis], *x.type.shape[axis + 1 :]))
+        order, is_first = c.builder.op("order_rows", c.wide(c.reshape(front, (extent, rest))))
+    else:
+        x = c.reshape(x, (x.type.elements,))
+        extent = x.type.shape[0]
+        ordered, order = c.builder.op("sort", x, axis=0, descending=False)
+        iota = c.op("iota", shape=(extent,), axis=0, start=0, step=1, dtype=_I64)
+        before = c.op("gather", ordered, c.op("max", c.op("sub", iota, c.scalar(1, _I64)), c.scalar(0, _I64)), axis=0)
+        is_first = c.op("or", c.op("ne", ordered, before), c.op("eq", iota, c.scalar(0, _I64)))
     group = c.op(
         "sub", c.op("cumsum", c.cast(is_first, _I64), axis=0, exclusive=False, reverse=False), c.scalar(1, _I64)
     )
     starts = places_of(c, is_first)
     count = starts.type.shape[0]
-    values, first = c.op("gather", ordered, starts, axis=0), c.op("gather", order, starts, axis=0)
+    first = c.op("gather", order, starts, axis=0)
     zeros = c.expand(c.scalar(0, _I64), (extent,))
     inverse = c.op("scatter_elements", zeros, order, group, axis=0, reduction="none")
     ones = c.expand(c.scalar(1, _I64), (extent,))
     counts = c.op("scatter_elements", c.expand(c.scalar(0, _I64), (count,)), group, ones, axis=0, reduction="add")
     if not c.bool_attribute("sorted", True):  # in order of first appearance
         _, by_place = c.builder.op("sort", first, axis=0, descending=False)
-        values, counts = c.op("gather", values, by_place, axis=0), c.op("gather", counts, by_place, axis=0)
-        first = c.op("gather", first, by_place, axis=0)
+        first, counts = c.op("gather", first, by_place, axis=0), c.op("gather", counts, by_place, axis=0)
         _, rank = c.builder.op("sort", by_place, axis=0, descending=False)
         inverse = c.op("gather", rank, inverse, axis=0)
-    return [values, first, inverse, counts]
+    return [c.op("gather", x, first, axis=axis), first, inverse, counts]
+
+
+@onnx_op("NonMaxSuppression")
+def _non_max_suppression(c: Context) -> Result:
+    boxes, scores = c.input(0), c.input(1)
+    if boxes.type.rank != 3 or scores.type.rank != 3:
+        c.fail(f"boxes and scores must have rank 3; they have {boxes.type.rank} and {scores.type.rank}")
+    images, classes, count = scores.type.shape
+    room: Dim = count
+    most = c.optional(2)
+    contents = c.known(2)
+    if most is None:
+        most, contents = c.scalar(0, _I64), np.zeros((), object)
+    if contents is not None and contents.size == 1:
+        room = dimension.minimum(count, dimension.maximum(contents.flat[0], 0))
+    overlap = c.optional(3)
+    if overlap is None:
+        overlap = c.scalar(0.0, dtypes.F32)
+    chosen, counts = c.builder.op(
+        "suppress",
+        boxes,
+        scores,
+        most,
+        overlap,
+        c.optional(4),
+        room=room,
+        center=c.bool_attribute("center_point_box", False),
+    )
+    units = images * classes
+    iota = c.op("iota", shape=(1, room), axis=1, start=0, step=1, dtype=_I64)
+    flags = c.op("lt", iota, c.reshape(counts, (units, 1)))
+    places = places_of(c, c.reshape(flags, (units * room,)))
+    unit = c.op("div", places, number(c, dimension.maximum(room, 1)))
+    class_count = number(c, dimension.maximum(classes, 1))
+    box = c.op("gather", c.reshape(chosen, (units * room,)), places, axis=0)
+    columns = (c.op("div", unit, class_count), c.op("mod", unit, class_count), box)
+    return c.op("concat", *(c.reshape(column, (places.type.shape[0], 1)) for column in columns), axis=1)

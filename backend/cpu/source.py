@@ -173,6 +173,8 @@ def _constants(
                 code.line(f"#define {prefix}{number}_RANK {type_.rank}")
     specs = OPS[root.op].attrs
     for name in sorted(root.attrs):
+        if specs[name].type in ("dim", "dims"):  # may be known only when running; shapes of results tell
+            continue
         _attribute(code, name, root.attrs[name], F64 if specs[name].type in ("float", "floats") else I64)
 
 
