@@ -11,6 +11,8 @@ import click
 
 from aot.cli.common import common_options, note, print_json, print_table, seconds_text, wants, write_text
 from aot.cli.feeds import DimType
+from aot.cli.operators import operators_option
+from aot.control import has_control
 from aot.errors import ModelError, OptionError
 from aot.ir import Graph
 from aot.options import CompileOptions, DimRange
@@ -35,6 +37,8 @@ RULES_COLUMNS = 120  # of the lists of rules
 @click.option("--target", default="cpu", show_default=True, help="For the passes that ask the target.")
 @click.option("--exact", is_flag=True, help="As for build.")
 @click.option("--weights", type=click.Path(path_type=Path), metavar="MODEL", help="Where a .air file's constants are.")
+@click.option("--block", type=click.IntRange(0), metavar="N", help="Work on one block of a model with control flow.")
+@operators_option
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="OUT.air", help="Default: stdout.")
 @click.option("--list", "list_passes", is_flag=True, help="List the passes of the pipeline.")
 @common_options
@@ -51,6 +55,8 @@ def command(
     target: str,
     exact: bool,
     weights: Path | None,
+    block: int | None,
+    operators: tuple[str, ...],
     output: Path | None,
     list_passes: bool,
 ) -> None:
@@ -65,12 +71,21 @@ def command(
         return
     if model is None:
         raise click.UsageError("Missing argument 'MODEL'.")
-    from aot import driver
+    from aot import custom, driver
 
+    click.get_current_context().with_resource(custom.use(operators))
     options = CompileOptions(
         targets=(target,), dims=dims, disable=disable, bisect=bisect, exact=exact, dump_dir=dump_dir
     )
     graph = read_graph(model, weights, options)
+    if has_control(graph) or block is not None:
+        cut = blocks_of(graph)
+        if block is None:
+            report_uncut(graph, len(cut), output)
+            return
+        if block >= len(cut):
+            raise OptionError(f"no block {block}", hint=f"The model is cut into {len(cut)} blocks, numbered from 0.")
+        graph = cut[block]
     passes = choose(PIPELINE, names, start, until, graph)
     check_disable(passes, disable, PIPELINE)
     context = Context(options=options, target=driver.resolve_targets(options)[0][1])
@@ -93,6 +108,25 @@ def command(
             note(f"last of {context.rewrites.fired} rewrites: {context.rewrites.last}")
     for text in context.diagnostics.notes:
         note(text)
+
+
+def blocks_of(graph: Graph) -> tuple[Graph, ...]:
+    """The graphs that passes work on: the graph, or the blocks that its control cuts it into."""
+    from aot.partition import partition
+
+    return partition(graph).blocks if has_control(graph) else (graph,)
+
+
+def report_uncut(graph: Graph, count: int, output: Path | None) -> None:
+    """The graph with its control, on which no pass runs."""
+    text = print_graph(graph)
+    if output is not None:
+        write_text(output, text)
+    elif wants("json"):
+        print_json({"blocks": count, "text": text})
+    else:
+        click.echo(text, nl=False)
+    note(f"passes run on the {count} blocks that control cuts this into: --block N works on one")
 
 
 def read_graph(path: Path, weights: Path | None, options: CompileOptions) -> Graph:
