@@ -18,7 +18,7 @@ from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.owned import owned_root, start
 from aot.backend.cpu.prelude import functions
 from aot.dims import Dim
-from aot.dtypes import ALL, F64, I64, DType
+from aot.dtypes import ALL, F32, F64, I64, DType
 from aot.errors import CompilerError, OperatorError
 from aot.ir import Attr, TensorType
 from aot.kernel import Kernel, OwnedRoot
@@ -172,10 +172,12 @@ def _constants(
                 code.line(f"#define {prefix}{number}_DTYPE {type_.dtype.number}")
                 code.line(f"#define {prefix}{number}_RANK {type_.rank}")
     specs = OPS[root.op].attrs
+    # As a Python number beside an array of numpy: it does not make f32 arithmetic wider.
+    real = F64 if any(type_ is not None and type_.dtype == F64 for type_ in (*inputs, *outputs)) else F32
     for name in sorted(root.attrs):
         if specs[name].type in ("dim", "dims"):  # may be known only when running; shapes of results tell
             continue
-        _attribute(code, name, root.attrs[name], F64 if specs[name].type in ("float", "floats") else I64)
+        _attribute(code, name, root.attrs[name], real if specs[name].type in ("float", "floats") else I64)
 
 
 def _attribute(code: Code, name: str, value: Attr, dtype: DType) -> None:

@@ -310,5 +310,9 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], ca
     assert "ONNX Runtime does not know com.test:Double-1" in captured.err
     assert main(["verify", str(out), "--against", str(path)]) == 1
     assert "com.test:Double-1" in capsys.readouterr().err
+    text = tmp_path / "m.air"
+    assert main(["opt", str(path), "--until", "fold", "--operators", str(ops), "-o", str(text)]) == 0
+    assert main(["opt", str(text), "--pass", "dedupe", "--operators", str(ops)]) == 0
+    assert "= test.double(%0)" in capsys.readouterr().out
     assert main(["inspect", str(out)]) == 0
     assert "com.test:Double-1 (ops.py" in capsys.readouterr().out

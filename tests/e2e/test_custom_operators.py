@@ -472,6 +472,33 @@ def test_a_standard_operator_that_is_not_built_in(run: Callable[..., dict[str, A
     np.testing.assert_array_equal(run(proto, [det], {"x": x})["y"], x + 1)
 
 
+def test_in_branches_and_loops_on_data(run: Callable[..., dict[str, Any]]) -> None:
+    def body(name: str, nodes: Sequence[Any], inputs: Sequence[Any], *outputs: str) -> Any:
+        made = [helper.make_tensor_value_info(output, 9 if output == "go" else 1, None) for output in outputs]
+        return helper.make_graph(list(nodes), name, list(inputs), made)
+
+    step = helper.make_tensor_value_info("i", 7, [])
+    again, state = helper.make_tensor_value_info("c", 9, []), helper.make_tensor_value_info("s", 1, ["N", 4])
+    loop = body(
+        "loop", [helper.make_node("Identity", ["c"], ["go"]), node("Double", ["s"], ["next"])], [step, again, state],
+        "go", "next",
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["positive"]),
+        helper.make_node(
+            "If", ["positive"], ["a"], then_branch=body("t", [node("Double", ["x"], ["p"])], [], "p"),
+            else_branch=body("e", [node("Gate", ["x"], ["q"], limit=0.0)], [], "q"),
+        ),
+        helper.make_node("Cast", ["sum"], ["count"], to=7),
+        helper.make_node("Loop", ["count", "", "a"], ["y"], body=loop),
+    ]  # fmt: skip
+    proto = model(nodes, {"x": (1, ["N", 4])}, {"y": 1}, {"zero": np.array(0, np.float32)})
+    x = np.full((3, 4), 0.25, np.float32)
+    np.testing.assert_array_equal(run(proto, [DOUBLE, SCALE], {"x": x})["y"], 2 * x * 2**3)
+    np.testing.assert_array_equal(run(proto, [DOUBLE, SCALE], {"x": -x})["y"], 0 * x)
+
+
 def test_the_source_is_part_of_the_cache_key_and_bytes_do_not_change(
     run: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
