@@ -54,12 +54,12 @@ def convert(c: Context, operator: Operator) -> Sequence[Value]:
             c.fail(f"{operator.onnx_name} has no attribute {onnx_name!r}; it has {', '.join(known) or 'none'}")
         attrs[name] = _READERS[op.attrs[name].type](c, onnx_name)
     filled = op.check_attrs(attrs)
-    operands = [c.optional(index) for index in range(c.count)]
+    operands = c.tensors
     if op.body is not None or op.sources:
-        return c.builder.op(op.name, *c.tensors, **filled)
+        return c.builder.op(op.name, *operands, **filled)
     assert op.decompose is not None
-    types = infer(op.name, filled, [None if value is None else value.type for value in c.tensors])
-    found = op.decompose(c.builder, filled, c.tensors)
+    types = infer(op.name, filled, [None if value is None else value.type for value in operands])
+    found = op.decompose(c.builder, filled, operands)
     if not isinstance(found, tuple) or tuple(value.type for value in found) != types:
         made = ", ".join(str(value.type) for value in found) if isinstance(found, tuple) else repr(found)
         raise OperatorError(

@@ -92,6 +92,16 @@ def _converted(c: Context, x: Value, to: dtypes.DType) -> Value:
     return c.cast(x, to)
 
 
+@onnx_op("BitCast")
+def _bit_cast(c: Context) -> Result:
+    x, to = c.input(0), c.dtype_attribute("to")
+    if to is x.type.dtype:
+        return x
+    if x.type.dtype.is_bool:  # a bool has the byte 0 or 1
+        return c.cast(c.cast(x, dtypes.U8), to) if to.bits == 8 else c.op("bitcast", x, to=to)
+    return c.op("bitcast", x, to=to)
+
+
 @onnx_op("IsInf")
 def _isinf(c: Context) -> Result:
     return c.op(

@@ -22,11 +22,13 @@ from aot.frontend import (
     onnx_linear,
     onnx_ml,
     onnx_model,
+    onnx_ngrams,
     onnx_norm,
     onnx_places,
     onnx_random,
     onnx_recurrent,
     onnx_reduce,
+    onnx_refused,
     onnx_regions,
     onnx_sequences,
     onnx_shapes,
@@ -41,6 +43,7 @@ from aot.frontend.edges import Edges, with_edges
 from aot.frontend.known import KnownBuilder
 from aot.frontend.onnx_branches import Branches, Choices, InputChoice
 from aot.frontend.onnx_control import Region, import_if, import_loop, import_scan
+from aot.frontend.onnx_legacy import FIRST_MODERN, modernized
 from aot.frontend.onnx_model import OnnxModel, plain_domain
 from aot.frontend.onnx_registry import CONVERTERS, Absent, Context, Operand, TensorList, UseFunctionBody
 from aot.frontend.onnx_sequences import mapped
@@ -58,9 +61,9 @@ _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryE
 
 # Importing these modules fills CONVERTERS.
 CONVERTER_MODULES = (
-    onnx_elementwise, onnx_gather, onnx_linear, onnx_ml, onnx_norm, onnx_places, onnx_random, onnx_recurrent,
-    onnx_reduce, onnx_regions, onnx_sequences, onnx_shapes, onnx_signal, onnx_sizes, onnx_svm, onnx_trees,
-    onnx_window,
+    onnx_elementwise, onnx_gather, onnx_linear, onnx_ml, onnx_ngrams, onnx_norm, onnx_places, onnx_random,
+    onnx_recurrent, onnx_reduce, onnx_regions, onnx_sequences, onnx_shapes, onnx_signal, onnx_sizes, onnx_svm,
+    onnx_trees, onnx_window,
 )  # fmt: skip
 ONE_TO_ONE: Mapping[str, str] = {onnx_name: op.name for op in OPS.values() for onnx_name in op.onnx}
 
@@ -372,6 +375,9 @@ class Importer:
         if schema.deprecated:
             raise ModelError(f"{node.op_type} was removed in operator set {schema.since_version}", where=name)
         _check_node(node, schema, attributes, name)
+        if version < FIRST_MODERN and not domain and not poisoned:
+            with self.builder.at(frame.loc or name):
+                inputs, attributes = modernized(node.op_type, version, inputs, attributes, self.builder)
         if node.op_type == "SequenceMap" and not domain and not poisoned:
             return self._sequence_map(node, inputs, attributes, name, scope, frame, version)
         converter = CONVERTERS.get((domain, node.op_type))
@@ -412,7 +418,7 @@ class Importer:
                 body = _function_body(schema, node, version, tensors, frame)
         if body is None:
             self._look_inside(node, frame)
-            raise UnsupportedError("")
+            raise UnsupportedError(onnx_refused.reason(domain, node.op_type))
         for attribute_name, spec in schema.attributes.items():
             if attribute_name not in attributes and spec.default_value.type != AttributeProto.UNDEFINED:
                 attributes[attribute_name] = spec.default_value

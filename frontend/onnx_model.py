@@ -25,7 +25,7 @@ from aot.dtypes import DType
 from aot.errors import ModelError, UnsupportedError
 from aot.ir import Array, Const, const_of
 
-OLDEST_OPSET = 7
+OLDEST_OPSET = 1
 NEWEST_OPSET = onnx.defs.onnx_opset_version()
 
 _DTYPES: dict[int, DType] = {
@@ -204,6 +204,8 @@ def _opsets(proto: ModelProto, where: str) -> dict[str, int]:
         if domain in opsets and opsets[domain] != entry.version:
             raise ModelError(f"two versions of operator set {domain or 'ai.onnx'!r} are imported", where=where)
         opsets[domain] = entry.version
+    if not opsets and proto.ir_version < 3:  # before there were operator sets to import
+        opsets[""] = 1
     if not opsets:
         raise ModelError("the model imports no operator set", where=where, hint="Export the model again.")
     version = opsets.get("")

@@ -17,15 +17,43 @@ def _batch_norm(c: Context) -> Result:
     x = c.input(0)
     if x.type.rank < 2:
         c.fail(f"the operand must have rank 2 or more; it has rank {x.type.rank}")
-    if c.bool_attribute("training_mode", False):
-        c.unsupported("batch normalization in training mode", "Export the model in eval mode.")
-    if c.opset < 9 and not c.bool_attribute("spatial", True):
-        c.unsupported("batch normalization with spatial=0")
     epsilon = c.float_attribute("epsilon", 1e-5)
     parts = [c.input(index) for index in range(5)]
     common = max((part.type.dtype for part in parts), key=lambda dtype: dtype.bits)
-    result = c.op("batch_norm", *(c.cast(part, common) for part in parts), epsilon=epsilon)
-    return [c.cast(result, x.type.dtype), *[None] * (c.outputs - 1)]
+    wide = [c.cast(part, common) for part in parts]
+    if c.opset < 9 and not c.bool_attribute("spatial", True):
+        return [c.cast(_per_place(c, wide, epsilon), x.type.dtype), *[None] * (c.outputs - 1)]
+    more: list[Value | None] = [None] * (c.outputs - 1)
+    if c.bool_attribute("training_mode", False):
+        more = _take_statistics(c, wide)
+    result = c.op("batch_norm", *wide, epsilon=epsilon)
+    return [c.cast(result, x.type.dtype), *more]
+
+
+def _take_statistics(c: Context, parts: list[Value]) -> list[Value | None]:
+    """Training mode: the batch's own mean and variance take the place of those given; the running ones are results."""
+    x, _, _, mean, variance = parts
+    axes = tuple(axis for axis in range(x.type.rank) if axis != 1)
+    own_mean = c.op("reduce_mean", x, axes=axes, keepdims=True)
+    apart = c.op("sub", x, own_mean)
+    channels = (x.type.shape[1],)
+    parts[3] = c.reshape(own_mean, channels)
+    parts[4] = c.op("reduce_mean", c.op("mul", apart, apart), axes=axes, keepdims=False)
+    momentum = c.float_attribute("momentum", 0.9)
+    kept, new = (c.scalar(factor, x.type.dtype) for factor in (momentum, 1.0 - momentum))
+    running = [
+        c.op("add", c.op("mul", old, kept), c.op("mul", own, new))
+        for old, own in ((mean, parts[3]), (variance, parts[4]))
+    ]
+    results: list[Value | None] = [c.cast(value, c.dtype(3)) for value in running]
+    return results[: c.outputs - 1]
+
+
+def _per_place(c: Context, parts: list[Value], epsilon: float) -> Value:
+    """Before opset 9, spatial=0: statistics of every place of every channel."""
+    x, scale, bias, mean, variance = parts
+    root = c.op("sqrt", c.op("add", variance, c.scalar(epsilon, x.type.dtype)))
+    return c.op("add", c.op("mul", c.op("div", c.op("sub", x, mean), root), scale), bias)
 
 
 @onnx_op("InstanceNormalization")

@@ -17,7 +17,25 @@ from aot.frontend.onnx_registry import CONVERTERS
 LIMITS = {
     "Attention": "one `attention` op, or ONNX's function body for caches, softcap and windows",
     "AveragePool": "auto_pad with symbolic sizes only where padding is counted or the stride is 1",
-    "BatchNormalization": "inference only",
+    "DeformConv": "its window and groups must be known when building",
+    "Optional": "resolved when building",
+    "OptionalGetElement": "resolved when building",
+    "OptionalHasElement": "resolved when building",
+    **{
+        name: "of a length that is known when building"
+        for name in (
+            "ConcatFromSequence",
+            "SequenceAt",
+            "SequenceConstruct",
+            "SequenceEmpty",
+            "SequenceErase",
+            "SequenceInsert",
+            "SequenceLength",
+            "SequenceMap",
+            "SplitToSequence",
+        )
+    },
+    "TfIdfVectorizer": "n-grams of numbers",
     "Cast": "float8 casts saturate",
     "CastLike": "float8 casts saturate",
     "Constant": "no strings, no sparse values",
@@ -46,13 +64,14 @@ ML_LIMITS = {
     "LabelEncoder": "numbers to numbers",
     "LinearClassifier": "integer labels",
     "OneHotEncoder": "integer categories; a value that is none gives zeros",
+    "SVMClassifier": "integer labels",
     "Scaler": "operands of rank 1 and 2, unless one number serves all features",
     "TreeEnsembleClassifier": "integer labels; not PROBIT where two classes have one score",
     "ZipMap": "gives the tensor of probabilities; a warning says which column is which class",
 }
-CONTROL_OPS = frozenset({"If", "Loop", "Scan"})  # the importer's own
+CONTROL_OPS = frozenset({"If", "Loop", "Scan", "SequenceMap"})  # the importer's own
 # Ops whose function bodies need ops that are not supported.
-_BODY_UNSUPPORTED = frozenset({"DynamicQuantizeLinear", "LinearAttention", "SequenceMap"})
+_BODY_UNSUPPORTED = frozenset({"DynamicQuantizeLinear"})
 
 
 def _how(name: str) -> str:
@@ -89,7 +108,8 @@ Not supported: {missing}.
 
 Not supported: {ml_missing}.
 
-Tensors of strings have no place in an artifact: labels and categories must be integers.
+Tensors of strings have no place in an artifact: labels and categories must be integers. Nor have sequences and maps:
+sequences whose length is known when building are resolved into their tensors.
 
 ## Control flow and sizes from data
 

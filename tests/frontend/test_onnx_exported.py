@@ -10,7 +10,7 @@ from onnx import helper
 
 from aot.errors import UnsupportedError
 from aot.evaluate import evaluate
-from aot.frontend import load
+from aot.frontend import load, load_with_info
 from tests.frontend.models import FLOAT, Array, assert_same, by_onnxruntime, model_of
 
 RNG = np.random.default_rng(7)
@@ -132,3 +132,43 @@ def test_leading_sizes_of_a_reshape_are_one() -> None:
     inputs: dict[str, Any] = {"x": (FLOAT, ["b1", 5, 8]), "y": (FLOAT, ["b2"])}
     model = model_of(nodes, inputs, ["z"], constants={"rest": np.array([-1, 2, 4])})
     agrees(model, {"x": normal(3, 5, 8), "y": normal(3)}, {"x": normal(1, 5, 8), "y": normal(1)})
+
+
+def test_batch_normalization_in_training_mode() -> None:
+    """Weight standardization, as timm's NFNets export it: the batch's own statistics."""
+    operands = [normal(3, 4, 5), normal(4), normal(4), normal(4), np.abs(normal(4)) + 0.5]
+    names = [f"x{number}" for number in range(5)]
+    inputs: dict[str, Any] = {name: (FLOAT, ["n", 4, "l"] if number == 0 else [4]) for number, name in enumerate(names)}
+    for outputs in (["y"], ["y", "mean", "variance"]):
+        node = helper.make_node("BatchNormalization", names, outputs, training_mode=1, momentum=0.8, epsilon=1e-3)
+        model = model_of([node], inputs, outputs)
+        got = evaluate(load(model), dict(zip(names, operands, strict=True)))
+        axes = (0, 2)
+        mean, variance = operands[0].mean(axes), operands[0].var(axes)
+        scaled = (operands[0] - mean[:, None]) / np.sqrt(variance[:, None] + 1e-3)
+        expected = [scaled * operands[1][:, None] + operands[2][:, None]]
+        expected += [operands[3] * 0.8 + mean * 0.2, operands[4] * 0.8 + variance * 0.2]
+        for mine, theirs in zip(got, expected, strict=False):
+            np.testing.assert_allclose(mine, theirs, 1e-4, 1e-5)
+
+
+def test_nested_floor_divisions_are_one() -> None:
+    """Two strided layers counted one by one, and counted at once."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"]),
+        helper.make_node("Add", ["n", "three"], ["a"]),
+        helper.make_node("Div", ["a", "four"], ["b"]),
+        helper.make_node("Add", ["b", "one"], ["c"]),
+        helper.make_node("Div", ["c", "two"], ["d"]),
+        helper.make_node("Add", ["n", "seven"], ["e"]),
+        helper.make_node("Div", ["e", "eight"], ["f"]),
+        helper.make_node("ConstantOfShape", ["d"], ["g"]),
+        helper.make_node("Reshape", ["g", "f"], ["h"]),
+        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
+        helper.make_node("Add", ["h", "total"], ["y"]),
+    ]
+    numbers = {"one": 1, "two": 2, "three": 3, "four": 4, "seven": 7, "eight": 8}
+    constants = {name: np.array([number]) for name, number in numbers.items()}
+    model = model_of(nodes, {"x": (FLOAT, ["n"])}, ["y"], constants=constants)
+    agrees(model, *({"x": normal(n)} for n in (1, 4, 9, 64)))
+    assert not load_with_info(model)[1].warnings
