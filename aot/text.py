@@ -489,7 +489,7 @@ class _Parser:
             self.definition(cursor, body)
         self.end(cursor)
         self.position += 1
-        while body.nodes and self.peek().lstrip().startswith("graph "):
+        while not body.ended and body.nodes and self.peek().lstrip().startswith("graph "):
             region = self.graph()
             body.nodes[-1] = replace(body.nodes[-1], regions=(*body.nodes[-1].regions, region))
 
