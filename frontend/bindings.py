@@ -140,7 +140,11 @@ class Bindings:
 
     def resolve(self, left: Dim, right: Dim, where: str) -> bool:
         """Finds a condition that makes the two equal, and keeps it. False where there is none."""
-        for trial in (*_conditions(left, right, self._made), *_equal_factors(left - right, self._axis)):
+        trials = [*_conditions(left, right, self._made), *_equal_factors(left - right, self._axis)]
+        for whole, part in ((left, right), (right, left)):  # a count that is a multiple of the other: by what is 1
+            factor = dimension.exact_div(whole, part) if part != 0 else None
+            trials += [] if factor is None else _conditions(factor, 1, self._made)
+        for trial in trials:
 
             def put(found: Symbol, trial: Mapping[str, Dim] = trial) -> Dim:
                 return trial.get(found.name, found.dim)

@@ -65,6 +65,9 @@ def _clip(c: Context) -> Result:
         lo, hi = (c.reshape(bound, ()) if bound is not None else None for bound in (c.optional(1), c.optional(2)))
     if lo is None and hi is None:
         return x
+    if c.known(0) is not None:  # sizes stay known
+        x = c.op("max", x, lo) if lo is not None else x
+        return c.op("min", x, hi) if hi is not None else x
     return c.op("clip", x, lo, hi)
 
 

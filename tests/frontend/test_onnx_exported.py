@@ -11,7 +11,7 @@ from onnx import helper
 from aot.errors import UnsupportedError
 from aot.evaluate import evaluate
 from aot.frontend import load, load_with_info
-from tests.frontend.models import FLOAT, Array, assert_same, by_onnxruntime, model_of
+from tests.frontend.models import FLOAT, INT64, Array, assert_same, by_onnxruntime, model_of
 
 RNG = np.random.default_rng(7)
 
@@ -172,3 +172,36 @@ def test_nested_floor_divisions_are_one() -> None:
     model = model_of(nodes, {"x": (FLOAT, ["n"])}, ["y"], constants=constants)
     agrees(model, *({"x": normal(n)} for n in (1, 4, 9, 64)))
     assert not load_with_info(model)[1].warnings
+
+
+@pytest.mark.parametrize("bounds", [("zero", ""), ("", "nine"), ("zero", "nine")])
+def test_a_size_that_is_clipped_on_one_side_stays_known(bounds: tuple[str, str]) -> None:
+    """The padding of TensorFlow's SAME, as timm exports it: max((ceil(n / s) - 1) * s + k - n, 0)."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"]),
+        helper.make_node("Cast", ["n"], ["real"], to=FLOAT),
+        helper.make_node("Sub", ["real", "five"], ["less"]),
+        helper.make_node("Clip", ["less", *bounds], ["kept"]),
+        helper.make_node("Cast", ["kept"], ["pad"], to=INT64),
+        helper.make_node("Abs", ["pad"], ["size"]),
+        helper.make_node("Concat", ["none", "size"], ["pads"], axis=0),
+        helper.make_node("Pad", ["x", "pads"], ["y"]),
+    ]
+    numbers = {"zero": 0.0, "nine": 9.0}
+    constants = {name: np.array(number, np.float32) for name, number in numbers.items()}
+    constants |= {"none": np.array([0]), "five": np.array([5.0], np.float32)}
+    model = model_of(nodes, {"x": (FLOAT, [7])}, ["y"], constants=constants)
+    assert all(isinstance(extent, int) for extent in load(model).outputs[0].type.shape)
+    agrees(model, {"x": normal(7)})
+
+
+def test_a_batch_that_a_reshape_has_as_one() -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["size"], start=2, end=3),
+        helper.make_node("Concat", ["one", "four", "size"], ["shape"], axis=0),
+        helper.make_node("Reshape", ["x", "shape"], ["y"]),
+    ]
+    constants = {"one": np.array([1]), "four": np.array([4])}
+    model = model_of(nodes, {"x": (FLOAT, ["b", 4, "n"])}, ["y"], constants=constants)
+    assert load(model).inputs[0].type.shape[0] == 1
+    agrees(model, {"x": normal(1, 4, 5)})
