@@ -342,8 +342,13 @@ def test_every_function_of_single_values(dtype: str) -> None:
     def expected(attrs: Any, x: Any) -> Any:
         return np.stack([NUMPY[name](*(x, x)[: 1 + (name in BINARY)]) for name in names])
 
+    def infer(attrs: Any, x: TensorType) -> TensorType:
+        if not isinstance(x.shape[0], int):
+            raise OpError("fixed sizes are enough here: the kernel takes long to compile")
+        return TensorType(x.dtype, (len(names), *x.shape))
+
     everything = opaque(
-        "All", source, reference=expected, infer=lambda attrs, x: TensorType(x.dtype, (len(names), *x.shape)),
+        "All", source, reference=expected, infer=infer,
         samples=lambda rng: [Sample((x,), relative=1e-5)],
     )  # fmt: skip
     check_operator(everything)
