@@ -229,7 +229,7 @@ class Model:
 
     def _new_session(self, flags: int = 0) -> int:
         options = native.SessionOptions.from_buffer_copy(self._options)
-        options.flags = flags
+        options.flags |= flags
         session = ctypes.c_void_p()
         error = native.new_error()
         status = self._lib.aot_session_create(

@@ -9,6 +9,9 @@ using namespace format;
 namespace {
 
 constexpr int64_t kArenaAlign = 64;
+// Floating-point operations and bytes that one thread does while threads wake each other, and at every barrier.
+constexpr double kWorkOfWaking = 1 << 17;
+constexpr double kWorkOfBarrier = 1 << 13;
 constexpr int64_t kMaxBytes = int64_t{1} << 46;  // no machine has more; keeps sums far from overflow
 
 class Maker {
@@ -53,6 +56,14 @@ private:
         const int64_t result = value(dim);
         if (result < 0 || result > kMaxBytes) fail("a buffer would be impossibly large");
         return result;
+    }
+
+    // An estimate that no result depends on; large where it cannot be computed.
+    double estimate(uint32_t dim) const {
+        const Run code = a_.dims[dim].code;
+        int64_t result = 0;
+        if (!evaluate_dim(a_.dim_code.data() + code.first, code.count, symbols_, &result)) return 1e18;
+        return result > 0 ? static_cast<double>(result) : 0;
     }
 
     void ports() {
@@ -117,6 +128,7 @@ private:
 
     void steps() {
         size_t pointer_count = 0, dim_count = 0;
+        double work = 0;
         for (uint32_t i = 0; i < p_.steps.count; ++i) {
             const StepEntry &step = a_.steps[p_.steps.first + i];
             pointer_count += step.arguments.count;
@@ -135,8 +147,11 @@ private:
             }
             const size_t scratch = static_cast<size_t>(bytes(step.scratch_bytes));
             if (scratch > plan_.scratch_bytes) plan_.scratch_bytes = scratch;
+            work += estimate(step.flops) + estimate(step.bytes_moved);
             plan_.steps.push_back(planned);
         }
+        // 0: the artifact does not say.
+        plan_.is_small = work > 0 && work < kWorkOfWaking + kWorkOfBarrier * static_cast<double>(plan_.steps.size());
         // Threads must not write to one cache line, nor to the pair that is fetched together.
         plan_.scratch_bytes = round_up(plan_.scratch_bytes, 128);
     }

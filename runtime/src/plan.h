@@ -38,6 +38,7 @@ struct Plan {
     Vector<int64_t> port_bytes;
     size_t arena_bytes = 0;
     size_t scratch_bytes = 0;  // of one thread
+    bool is_small = false;     // one thread is done before others would have begun
     const uint8_t *arena_base = nullptr;
     uint64_t last_use = 0;
 

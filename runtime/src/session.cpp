@@ -24,7 +24,8 @@ uint64_t now_ns() {
 Session::Session(const Model &model, const aot_session_options &options)
     : model_(model), memory_(options.allocator), thread_count_(options.thread_count),
       plan_limit_(options.plan_cache_size ? options.plan_cache_size : 8),
-      profiling_(options.flags & AOT_SESSION_PROFILE), plans_(Allocator<Plan>(memory_)),
+      profiling_(options.flags & AOT_SESSION_PROFILE), all_threads_(options.flags & AOT_SESSION_ALL_THREADS),
+      plans_(Allocator<Plan>(memory_)),
       symbols_(Allocator<int64_t>(memory_)), input_data_(Allocator<uint8_t *>(memory_)),
       output_data_(input_data_.get_allocator()), own_outputs_(Allocator<Block>(memory_)),
       step_ns_(Allocator<uint64_t>(memory_)), flow_(*this) {
@@ -227,6 +228,7 @@ void Session::patch(Plan &plan, uint8_t *const *inputs, uint8_t *const *outputs)
 struct Session::Job {
     Session *session;
     const Plan *plan;
+    uint32_t threads;
     const volatile int32_t *cancel;
     uint64_t deadline_ns;
     bool stop;  // written only by the last thread at a barrier, so that all threads leave at the same step
@@ -242,7 +244,7 @@ void Session::work(void *context, uint32_t thread) {
     Job &job = *static_cast<Job *>(context);
     Session &session = *job.session;
     const Plan &plan = *job.plan;
-    const uint32_t threads = session.thread_count_;
+    const uint32_t threads = job.threads;
     aot_kernel_args arguments{nullptr, nullptr, session.scratch_.data() + thread * plan.scratch_bytes,
                               static_cast<int32_t>(thread), static_cast<int32_t>(threads)};
     const size_t count = plan.steps.size();
@@ -290,12 +292,13 @@ void Session::run(const aot_tensor *const *inputs, uint32_t input_count, const a
 void Session::launch(Plan &plan, uint32_t first_step, uint8_t *const *inputs, uint8_t *const *outputs,
                      const aot_run_options &options) {
     patch(plan, inputs, outputs);
-    Job job{this,  &plan, options.cancel, options.deadline_ns, false, profiling_ ? now_ns() : 0,
+    const uint32_t threads = plan.is_small && !all_threads_ ? 1 : thread_count_;
+    Job job{this, &plan, threads, options.cancel, options.deadline_ns, false, profiling_ ? now_ns() : 0,
             profiling_ ? step_ns_.data() + first_step : nullptr};
     job.look();
     if (!job.stop && !plan.steps.empty()) {
-        if (thread_count_ == 1) work(&job, 0);
-        else pool_->run(work, &job, thread_count_);
+        if (threads == 1) work(&job, 0);
+        else pool_->run(work, &job, threads);
     }
     if (job.stop) stopped(options);
 }

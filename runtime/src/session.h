@@ -52,6 +52,7 @@ private:
     uint32_t thread_count_;
     uint32_t plan_limit_;
     bool profiling_;
+    bool all_threads_;
     bool flow_ran_ = false;
     uint64_t clock_ = 0;
     Vector<Plan> plans_;

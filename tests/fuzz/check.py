@@ -10,6 +10,7 @@ import numpy as np
 import aot
 from tests.fuzz.grow import Array, Case
 
+ALL_THREADS = 2  # AOT_SESSION_ALL_THREADS: these models are so small that one would do
 TOLERANCE = {"float16": 4e-3, "float32": 1e-4, "float64": 1e-6}
 
 
@@ -43,6 +44,7 @@ def check(case: Case, cache: Path, targets: tuple[str, ...] = ("cpu:x86-64-v4",)
         first: list[dict[str, Array]] = []
         for threads in (1, 2, 3):
             with aot.load(data, target=target, threads=threads) as model:
+                model._options.flags = ALL_THREADS
                 for index, feed in enumerate(case.feeds):
                     before = {name: array.copy() for name, array in feed.items()}
                     got = model.run(feed)

@@ -23,6 +23,9 @@ void add_one(const struct args *a) {
     float *y = a->buffers[1];
     for (i64 i = a->thread; i < a->dims[0]; i += a->thread_count) y[i] = x[i] + 1;
 }
+void count_threads(const struct args *a) {
+    for (i64 i = 0; i < a->dims[0]; ++i) ((float *)a->buffers[1])[i] = a->thread_count;
+}
 void copy(const struct args *a) {
     const char *from = a->buffers[0];
     char *to = a->buffers[1];
@@ -36,8 +39,10 @@ void reverse(const struct args *a) {
 }
 """
 )
+ALL_THREADS = 2  # AOT_SESSION_ALL_THREADS
 N = Symbol("n", 0, None)
-KERNELS = tuple(KernelCode(name, "MAP", name, (name,), "", SOURCE) for name in ("add_one", "copy", "reverse"))
+NAMES = ("add_one", "copy", "reverse", "count_threads")
+KERNELS = tuple(KernelCode(name, "MAP", name, (name,), "", SOURCE) for name in NAMES)
 
 
 def base(**changes: object) -> Program:
@@ -202,3 +207,19 @@ def test_variants_must_agree() -> None:
     other = base(inputs=(Port("z", TensorType(dtypes.F32, (N.dim,))),))
     with pytest.raises(ArtifactError, match="variants have different"):
         handmade.artifact(base(), other).load()
+
+
+def test_small_runs_use_one_thread() -> None:
+    n = N.dim
+    step = Step(3, (Argument(0), Argument(1)), (n,), flops=n * 10, bytes_moved=n * 8)
+    model = handmade.artifact(base(state=(), steps=(step,))).load(threads=3)
+    for count, threads in ((1, 1), (1000, 1), (10_000, 3), (5, 1)):
+        assert (model(np.zeros(count, np.float32)) == threads).all(), count
+    eager = handmade.artifact(base(state=(), steps=(step,))).load(threads=3)
+    eager._options.flags = ALL_THREADS
+    assert (eager(np.zeros(2, np.float32)) == 3).all()
+    huge = replace(step, flops=n * (1 << 62) * n, bytes_moved=n - 5)  # neither says that there is little to do
+    model = handmade.artifact(base(state=(), steps=(huge,))).load(threads=2)
+    assert (model(np.zeros(2, np.float32)) == 2).all()
+    silent = handmade.artifact(base(state=(), steps=(replace(step, flops=0, bytes_moved=0),))).load(threads=2)
+    assert (silent(np.zeros(2, np.float32)) == 2).all()

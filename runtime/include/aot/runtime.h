@@ -266,7 +266,8 @@ AOT_API void aot_pool_destroy(aot_pool *pool);
 
 /* Flags of aot_session_options. */
 enum {
-    AOT_SESSION_PROFILE = 1 /* take the time of every step, with a barrier behind each */
+    AOT_SESSION_PROFILE = 1,    /* take the time of every step, with a barrier behind each */
+    AOT_SESSION_ALL_THREADS = 2 /* all threads also for runs so small that one alone is faster; for tests */
 };
 
 /* How to make a session. Borrowed for the call (but see aot_allocator). */
