@@ -8,7 +8,8 @@ cuts that graph into a flow of blocks without them. What they mean:
   loop(trips?, condition?, *carried, *captures) {carried=n}
       One region (iteration, *carried, *captures) -> (condition?, *carried, *stacked). It runs while fewer than
       `trips` iterations are done and the condition holds; results are the carried values, then the stacked
-      ones: what each iteration gave, along a new first axis. The region gives a condition if the loop has one.
+      ones: what each iteration gave, along a new first axis. The region gives a condition if the loop has one. Without iterations,
+      the other extents of a stacked result are what its type says; 0 where that has no value before the loop.
   alias(x) {shape, exact}
       The row-major elements of x in another shape: all of them (exact), or as many as the shape has.
   read(x) {element, dim, clamp}
@@ -323,6 +324,12 @@ def _evaluate_read(node: Node, operands: Sequence[Array | None], known: dict[str
     known[symbol.name] = taken
 
 
+def _extent_before(extent: Dim, known: Mapping[str, int]) -> int:
+    if any(symbol.name not in known for symbol in dimension.symbols_of(extent)):
+        return 0
+    return max(dimension.evaluate(extent, known), 0)
+
+
 def _evaluate_loop(
     node: Node,
     operands: Sequence[Array | None],
@@ -354,6 +361,6 @@ def _evaluate_loop(
         iteration += 1
     made = []
     for value, rows in zip(node.outputs[len(initial) :], stacked, strict=True):
-        empty = tuple(extent if isinstance(extent, int) else 0 for extent in value.type.shape[1:])
+        empty = [_extent_before(extent, known) for extent in value.type.shape[1:]]
         made.append(np.stack(rows) if rows else np.zeros((0, *empty), value.type.dtype.numpy))
     return [*carried, *made]

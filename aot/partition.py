@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from aot import dims as dimension
 from aot.control import CONTROL, cond_parts, loop_parts, plain_symbol, symbols_given
 from aot.dims import Dim, Symbol
-from aot.ir import Const, Graph, Node, Value, attr_symbols
+from aot.ir import Const, Graph, Node, TensorType, Value, attr_symbols
 from aot.program import FlowOp, FlowStep
 
 
@@ -151,6 +151,15 @@ class _Cutter:
         if any(not isinstance(extent, int) for extent in value.type.shape):
             yield FlowStep(FlowOp.MATCH, (slot,), symbols=tuple(numbers), where=where)
 
+    def _empty(self, value: Value) -> Value:
+        """What a stacked result is before the first iteration: extents that nothing has given yet are 0."""
+
+        def known(extent: Dim) -> bool:
+            return all(symbol.origin == "input" or symbol in self.bound for symbol in dimension.symbols_of(extent))
+
+        shape = tuple(extent if known(extent) else 0 for extent in value.type.shape)
+        return Value(TensorType(value.type.dtype, shape), value.name)
+
     def _inside(self, region: Graph, inputs: dict[Value, int]) -> tuple[list[FlowStep], list[int]]:
         outside, self.region = self.region, region
         try:
@@ -183,7 +192,7 @@ class _Cutter:
             held.insert(0, self.slot(body.outputs[0], self.region))
         start = [slot_of[value] for value in ((condition,) if condition is not None else ()) + initial]
         yield FlowStep(FlowOp.MOVE, tuple(start), tuple(held), where=where)
-        stacked = [self.slot(value, self.region) for value in node.outputs[count:]]
+        stacked = [self.slot(self._empty(value), self.region) for value in node.outputs[count:]]
         for slot in stacked:
             yield FlowStep(FlowOp.CLEAR, outputs=(slot,), where=where)
         inputs = {body.inputs[0]: iteration, **dict(zip(body.inputs[1 : 1 + count], held[conditional:], strict=True))}
@@ -199,8 +208,8 @@ class _Cutter:
         bodies = (_with_drops(steps, self.owner, body, frozenset()),)
         control = (-1 if trips is None else slot_of[trips], held[0] if conditional else -1)
         yield FlowStep(FlowOp.LOOP, control, (iteration,), bodies=bodies, where=where)
-        results = [*(self.slot(value, self.region) for value in node.outputs[:count]), *stacked]
-        yield FlowStep(FlowOp.MOVE, tuple(held[conditional:]), tuple(results[:count]), where=where)
+        results = [self.slot(value, self.region) for value in node.outputs]
+        yield FlowStep(FlowOp.MOVE, (*held[conditional:], *stacked), tuple(results), where=where)
         for value, slot in zip(node.outputs, results, strict=True):
             slot_of[value] = slot
             yield from self._match(value, slot, where)

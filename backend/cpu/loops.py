@@ -30,6 +30,7 @@ from aot.backend.cpu.nest import (
     axes_of_reduce,
     find_turn,
     flatten,
+    flops_of,
     free_axes,
     lane_cost,
     loads_of,
@@ -113,14 +114,12 @@ class _Emitter:
                     zero_halos(Renderer(self.source, self.dims, self.isa, self.code))
             for group in self._groups():
                 self._emit_group(group)
-        elements = dimension.product(a.extent for a in self.source.axes)
-        work = sum(work_of(store.value) for store in self.kernel.stores)
         return Emitted(
             self.code.text(),
             self.dims.dims,
             "; ".join(self.notes),
             self.scratch,
-            flops=elements * work,
+            flops=flops_of(self.kernel),
             bytes_moved=bytes_moved(self.source),
         )
 
@@ -131,12 +130,17 @@ class _Emitter:
         groups: dict[tuple[int, ...], _Group] = {}
         for store in self.kernel.stores:
             wanted = frozenset(store.axes) if store.axes else frozenset(order)
+            if not store.axes and reduces_of([store.value]):  # one number per row is there even for an empty row
+                wanted = frozenset().union(*map(free_axes, (store.value, *store.indices)))
             axes = tuple(a for a in order if a in wanted and self.kernel.axes[a].extent != 1)
             groups.setdefault(axes, _Group(axes)).stores.append(store)
         largest = max(groups.values(), key=lambda group: len(group.axes))
-        kept = tuple(a for a in largest.axes if a not in self._rows_of(largest))
-        if kept != largest.axes and kept in groups:
-            largest.extra = groups.pop(kept).stores
+        for stores in (largest.stores, self.kernel.stores):
+            rows = self._rows_of(_Group(largest.axes, list(stores)))
+            kept = tuple(a for a in largest.axes if a not in rows)
+            if kept != largest.axes and kept in groups:
+                largest.extra = groups.pop(kept).stores
+                break
         return sorted(groups.values(), key=lambda group: len(group.axes))
 
     def _rows_of(self, group: _Group) -> list[int]:
