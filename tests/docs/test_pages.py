@@ -29,7 +29,7 @@ def test_reference_is_what_the_sources_say(name: str) -> None:
 @pytest.mark.parametrize("name", generate.EXECUTED)
 def test_page_shows_what_its_commands_print(name: str, tmp_path: Path, cache: Path) -> None:
     if name == "c_api.md":
-        _needs_current_headers()
+        _needs_headers()
     page = blocks.run_page((DOCS / name).read_text(), tmp_path, {"AOTC_CACHE": str(cache)})
     assert not page.differences, "\n".join(page.differences) + REMEDY + name
     if name == "c_api.md":
@@ -92,8 +92,7 @@ def _is_cpp_too(folder: Path) -> None:
     assert printed[0] == printed[1] != ""
 
 
-def _needs_current_headers() -> None:
+def _needs_headers() -> None:
     for header in (DOCS.parent / "runtime" / "include" / "aot").iterdir():
-        installed = prefix() / "include" / "aot" / header.name
-        if not installed.exists() or installed.read_text() != header.read_text():
-            pytest.skip(f"the installed {header.name} is not that of the sources: install the package again")
+        if not (prefix() / "include" / "aot" / header.name).exists():
+            pytest.skip(f"{header.name} is not installed yet: install the package again")

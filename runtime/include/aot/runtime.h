@@ -328,7 +328,7 @@ AOT_API uint64_t aot_session_arena_bytes(const aot_session *session);
 /* Bytes of all memory that the session holds now: arena, scratch memory, plans, outputs of its own. */
 AOT_API uint64_t aot_session_memory_bytes(const aot_session *session);
 
-/* Threads that a run uses, the calling one included. */
+/* Threads that a run may use, the calling one included; one with little work stays on the calling thread. */
 AOT_API uint32_t aot_session_thread_count(const aot_session *session);
 
 /* Nanoseconds of each step of the last run of a session made with AOT_SESSION_PROFILE, and the index of its
