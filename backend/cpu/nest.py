@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aot.backend.cpu.affine import Affine, affine_of, flat_offset, lane_limits, step_bounds
-from aot.dims import Dim, Symbol, terms_of
+from aot.dims import Dim, Symbol, product, terms_of
 from aot.dtypes import I64
 from aot.expr import Expr, axis, const, walk
 from aot.ir import TensorType
@@ -347,10 +347,28 @@ def _in_rest(offset: Affine, number: int) -> bool:
     return any(number in free_axes(term) for term, _ in offset.rest)
 
 
+def weight_of(node: Expr) -> int:
+    """What one operation counts; a costly one as what it is made of, an access or an index nothing."""
+    if node.op in ("load", "axis", "const", "dim", "root") or node.dtype == I64:
+        return 0
+    return 12 if node.op in COSTLY else 1
+
+
 def work_of(expr: Expr) -> int:
     """Scalar operations of an expression, costly ones counted as what they are made of."""
-    return sum(
-        (12 if node.op in COSTLY else 1)
-        for node in walk(expr)
-        if node.op not in ("load", "axis", "const", "dim", "root") and node.dtype != I64
-    )
+    return sum(map(weight_of, walk(expr)))
+
+
+def flops_of(kernel: Kernel) -> Dim:
+    """Scalar operations of a kernel without a root: each once for every point of the axes that it depends on."""
+    known: dict[Expr, frozenset[int]] = {}
+    weights: dict[frozenset[int], int] = {}
+    for node in dict.fromkeys(node for store in kernel.stores for node in walk(store.value)):
+        if weight := weight_of(node):
+            over = axes_of_reduce(node) if node.op == "reduce" else ()
+            axes = free_axes(node, known).union(*(free_axes(a, known) for a in node.args if over))
+            weights[axes] = weights.get(axes, 0) + weight
+    total: Dim = 0
+    for axes, weight in sorted(weights.items(), key=lambda item: sorted(item[0])):
+        total = total + product(kernel.axes[axis].extent for axis in sorted(axes)) * weight
+    return total

@@ -283,3 +283,18 @@ def test_level_is_named_in_the_schedule() -> None:
     kernel = kernel_of(graph_of(lambda b, x: b.relu(x), normal(4, 100)))
     emitted = BACKEND.emit(kernel, V4.target)
     assert "lanes along" in emitted.schedule and emitted.bytes_moved == 2 * 400 * 4
+
+
+def test_flops_count_each_operation_once() -> None:
+    rows, columns = 7, 50
+    x = np.zeros((rows, columns), np.float32)
+
+    def flops(build: Callable[..., Any], *arrays: np.ndarray) -> Dim:
+        return BACKEND.emit(kernel_of(graph_of(build, *arrays)), V3.target).flops
+
+    assert flops(lambda b, x: b.relu(x), x) == rows * columns
+    # Centred rows: a sum of each row, one number per row made of it, and a difference for every element.
+    centred = flops(lambda b, x: b.sub(x, b.reduce_sum(x, axes=(1,), keepdims=True)), x)
+    assert centred == 2 * rows * columns
+    normed = flops(lambda b, x: b.softmax(x, axis=1), x)
+    assert isinstance(normed, int) and 10 * rows * columns < normed < 60 * rows * columns
