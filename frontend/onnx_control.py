@@ -7,11 +7,11 @@ iteration to the next, become unbacked symbols: they get their values when the p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import AttributeProto, GraphProto
+from onnx import AttributeProto, GraphProto, ValueInfoProto, helper
 
 from aot import dims as dimension
 from aot import dtypes
@@ -273,9 +273,9 @@ def import_scan(
     frame: Frame,
     opset: int,
 ) -> list[Value] | None:
-    """An ONNX Scan, since operator set 9: a loop over slices of its last operands."""
+    """An ONNX Scan: a loop over slices of its last operands."""
     if opset < 9:
-        raise UnsupportedError("Scan of operator set 8, with its own batch axis")
+        return _import_batched_scan(importer, inputs, attributes, name, outputs, scope, frame)
     body = attributes["body"].g
     given = [_present(value) for value in inputs]
     scanned_count = int(attribute_value(attributes["num_scan_inputs"], name))
@@ -330,6 +330,36 @@ def import_scan(
         strict=True,
     )
     return results[:states] + [_arranged(importer.builder, *row) for row in arranged]
+
+
+def _import_batched_scan(
+    importer: Importer,
+    inputs: Sequence[Value | None],
+    attributes: Mapping[str, AttributeProto],
+    name: str,
+    outputs: Sequence[str],
+    scope: Scope,
+    frame: Frame,
+) -> list[Value] | None:
+    """The Scan of operator set 8: a newer one for each entry of the first axis, which is a Scan over that axis."""
+    if inputs and inputs[0] is not None:
+        raise UnsupportedError("a Scan of operator set 8 with lengths of sequences")
+    body, count = attributes["body"].g, len(inputs) - 1
+    taken = [f"{name}/batch_{number}" for number in range(count)]
+    given = [f"{name}/batch_result_{number}" for number in range(len(body.output))]
+    directions = attributes["directions"].ints if "directions" in attributes else [0] * attributes["num_scan_inputs"].i
+    inner = helper.make_node(
+        "Scan", taken, given, name=f"{name}/batch", body=body, num_scan_inputs=attributes["num_scan_inputs"].i,
+        scan_input_directions=list(directions),
+    )  # fmt: skip
+    outer = GraphProto(name=f"{name}/batches", node=[inner])
+    outer.input.extend(ValueInfoProto(name=operand) for operand in taken)
+    outer.output.extend(ValueInfoProto(name=result) for result in given)
+    made = {attribute.name: attribute for attribute in (
+        helper.make_attribute("body", outer), helper.make_attribute("num_scan_inputs", count)
+    )}  # fmt: skip
+    newer = replace(frame, opsets={**frame.opsets, "": 9})
+    return import_scan(importer, inputs[1:], made, name, outputs, scope, newer, 9)
 
 
 def _arranged(builder: KnownBuilder, value: Value, axis: int, reverse: int) -> Value:

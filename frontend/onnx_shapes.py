@@ -176,11 +176,16 @@ def _expand(c: Context) -> Result:
     if any(isinstance(extent, int) and extent < 0 for extent in asked):
         c.fail(f"the shape {list(wanted)} has a negative extent")
     shape: list[Dim] = []
+    x = c.reshape(x, own)
     for axis, (have, want) in enumerate(zip(own, asked, strict=True)):
-        if onnx_sizes.is_unbacked(want) and isinstance(have, int) and have != 1:
-            # It broadcasts where the size is 1 or this one; the extent is known in both cases.
-            add_claim(c.builder, (want - 1) * (want - have), 0, exact=True)
-            want = have
+        if onnx_sizes.is_unbacked(want) and have not in (1, want):
+            if dimension.bounds(have)[0] > 1:
+                # It broadcasts where the size is 1 or this one; the extent is known in both cases.
+                add_claim(c.builder, (want - 1) * (want - have), 0, exact=True)
+                want = have
+            else:  # either may be 1
+                x = onnx_sizes.expanded(c, x, axis, want)
+                have = want = x.type.shape[axis]
         if have != want and have != 1 and want != 1:
             same_extent(have, want, f"expand on axis {axis}")
         shape.append(have if want == 1 else want)

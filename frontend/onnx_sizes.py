@@ -183,6 +183,16 @@ def with_axes(c: Context, x: Value, axes: Value, *, remove: bool) -> Value:
     return with_shape(c, x, tuple(found.flat))
 
 
+def expanded(c: Context, x: Value, axis: int, size: Dim) -> Value:
+    """x with an axis broadcast against a size that data gives, where either may be 1."""
+    have, one = x.type.shape[axis], c.scalar(1, _I64)
+    add_claim(c.builder, (size - 1) * (size - have) * (have - 1), 0, exact=True)
+    own, asked = number(c, have), number(c, size)
+    wide = read(c, c.op("where", c.op("eq", own, one), asked, own), "the size to expand to")
+    places = c.op("iota", shape=(wide,), axis=0, start=0, step=1, dtype=_I64)
+    return c.op("gather", x, c.op("min", places, number(c, have - 1)), axis=axis)
+
+
 def counted(c: Context, start: Value, limit: Value, delta: Value) -> Value:
     """ONNX Range whose operands are only known when running."""
     dtype = start.type.dtype
