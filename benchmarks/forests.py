@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 @dataclass(frozen=True)
 class Forest:
-    """One ensemble. `classes` 0: a regressor. `full`: every leaf at `depth`; otherwise one subtree in five ends early."""
+    """One ensemble. `classes` 0: a regressor. `full`: every leaf at `depth`; else one subtree in five ends early."""
 
     trees: int
     depth: int

@@ -24,9 +24,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import forests
 import models as written
 
 import aot
+from aot.runtime import _library
 from tests.zoo.catalogue import Inputs, buildable, make_inputs
 
 HERE = Path(__file__).parent
@@ -57,6 +59,9 @@ def cases(zoo: Path, made: Path) -> list[tuple[str, Path, list[tuple[str, Inputs
     for name in written.MODELS:
         shapes = [("×".join(map(str, next(iter(c.values())).shape)), c) for c in written.inputs(name)]
         found.append((name, written.write(name, made), shapes))
+    for name in forests.FORESTS:
+        rows = [(f"b{len(c['x'])}", c) for c in forests.inputs(name)]
+        found.append((name, forests.write(name, made), rows))
     return found
 
 
@@ -145,9 +150,16 @@ def geomean(values: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(values)))) if values else float("nan")
 
 
+def milliseconds(value: float) -> str:
+    return f"{value:.3f}" if value >= 0.1 else f"{value:.5f}"
+
+
 def table(rows: Sequence[Row]) -> str:
     lines = ["| model | case | aotc ms | ONNX Runtime ms | ratio |", "|---|---|---|---|---|"]
-    lines += [f"| {r.model} | {r.case} | {r.aotc_ms:.3f} | {r.onnxruntime_ms:.3f} | {r.ratio:.2f} |" for r in rows]
+    lines += [
+        f"| {r.model} | {r.case} | {milliseconds(r.aotc_ms)} | {milliseconds(r.onnxruntime_ms)} | {r.ratio:.2f} |"
+        for r in rows
+    ]
     by_model = {r.model: geomean([x.ratio for x in rows if x.model == r.model]) for r in rows}
     lines.append(f"| **geomean over models** | | | | **{geomean(list(by_model.values())):.2f}** |")
     return "\n".join(lines)
@@ -184,7 +196,8 @@ def main() -> int:
         )
         date = datetime.now(UTC).strftime("%Y-%m-%d")
         facts = {"date": date, "cpu": cpu, "aotc": aot.__version__, "onnxruntime": onnxruntime.__version__,
-                 "threads": 1, "realtime_scheduling": realtime}  # fmt: skip
+                 "threads": 1, "realtime_scheduling": realtime,
+                 "calls": "aot_call" if _library.caller_type() else "ctypes"}  # fmt: skip
         folder = HERE / "results"
         folder.mkdir(exist_ok=True)
         (folder / "zoo.json").write_text(json.dumps({**facts, "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
