@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aot import dims as dimension
@@ -32,8 +32,11 @@ class Bindings:
     range (lo, hi), or the name of another symbol.
     """
 
-    def __init__(self, dims: Mapping[str, DimOption] | None = None) -> None:
+    def __init__(
+        self, dims: Mapping[str, DimOption] | None = None, wished: Mapping[str, str] | None = None
+    ) -> None:
         self.options = dict(dims or {})
+        self.wished = dict(wished or {})  # better names for sizes that data gives
         self.display: dict[str, str] = {}
         self._needed_by: dict[str, list[str]] = {}  # who asked for a condition on a symbol
         self._used: set[str] = set()
@@ -81,7 +84,11 @@ class Bindings:
         """A new size that data gives when the program runs, after conditions; its name follows the wish."""
         plain = self._fresh(wish)
         self._unbacked.add(plain)
-        self.display.setdefault(plain, plain)
+        text = self.wished.get(plain, plain)
+        if text != plain:
+            plain = self._fresh(text)
+            self._unbacked.add(plain)
+        self.display.setdefault(plain, text)
         self._made.setdefault(plain, len(self._made))
         return self._apply(Symbol(plain, lo, hi, origin="unbacked").dim)
 
@@ -127,6 +134,16 @@ class Bindings:
 
     def _apply(self, dim: Dim) -> Dim:
         return dimension.substitute(dim, lambda symbol: self._replaced.get(symbol.name, symbol.dim))
+
+    def better_names(self, declared: Iterable[tuple[Dim, str]]) -> dict[str, str]:
+        """The names that outputs declare for sizes that data gives, by the names that these have now."""
+        found: dict[str, str] = {}
+        for dim, text in declared:
+            for symbol in dimension.symbols_of(dim):
+                plain = symbol.dim == dim and symbol.origin != "input" and symbol.name in self._unbacked
+                if plain and text not in _UNNAMED and not _EXPRESSION.search(text) and text not in self._by_text:
+                    found.setdefault(symbol.name, text)
+        return {name: text for name, text in found.items() if name != text}
 
     def check_used(self) -> None:
         """Raises OptionError for an option that names no dimension of the model."""

@@ -710,6 +710,14 @@ def _named(graph: Graph, names: Mapping[Value, str]) -> Graph:
     return graph.with_(nodes=tuple(nodes), outputs=tuple(outputs))
 
 
+def _declared_sizes(model: OnnxModel, graph: Graph) -> Iterable[tuple[Dim, str]]:
+    """Extents of results, with the names that the model declares for them."""
+    for info, value in zip(model.graph.output, graph.outputs, strict=True):
+        declared = info.type.tensor_type.shape.dim
+        if len(declared) == value.type.rank:
+            yield from ((extent, dim.dim_param) for extent, dim in zip(value.type.shape, declared, strict=True))
+
+
 def _attempt(model: OnnxModel, bindings: Bindings, choices: Choices) -> tuple[Importer, Graph | None]:
     """Imports, adding conditions on symbols until every extent fits."""
     for _ in range(LARGEST_ROUNDS):
@@ -722,6 +730,11 @@ def _attempt(model: OnnxModel, bindings: Bindings, choices: Choices) -> tuple[Im
                 bindings.resolve(maximum(dim, 0), dim, importer.where) for dim in importer.builder.unsigned
             ):
                 continue
+            if graph is not None and importer.reads_data and not bindings.wished:
+                wished = bindings.better_names(_declared_sizes(model, graph))
+                if wished:
+                    bindings = Bindings(bindings.options, wished)
+                    continue
             return importer, graph
         except DimMismatch as error:
             if not bindings.resolve(error.left, error.right, importer.where):
