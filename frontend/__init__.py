@@ -14,13 +14,14 @@ from aot.errors import ModelError
 from aot.frontend.bindings import DimOption
 from aot.frontend.edges import Edges
 from aot.frontend.onnx_import import ImportInfo, Unsupported, check_onnx, import_onnx
+from aot.frontend.torch_program import is_program
 from aot.ir import Graph
 
 __all__ = ["DimOption", "Edges", "ImportInfo", "Unsupported", "check", "load", "load_variants", "load_with_info"]
 
 
 def load(source: Any, *, dims: Mapping[str, DimOption] | None = None) -> Graph:
-    """The graph of a model: a path, the bytes of a file, or an onnx.ModelProto.
+    """The graph of a model: a path, the bytes of a file, an onnx.ModelProto, or a torch.export.ExportedProgram.
 
     `dims` maps a dimension's name, or "input.axis", to a size, a range (lo, hi) or another name.
     Raises ModelError for a malformed model, UnsupportedError listing everything that is
@@ -43,21 +44,37 @@ def load_variants(
     More than one where a branch depends on what an input holds: `Graph.input_values` says for which numbers
     a graph is right. `load` gives the first. `edges` make inputs constants, and constants inputs.
     """
-    return import_onnx(_dispatch(source), dims, edges)
+    if _is_torch(source):
+        from aot.frontend.torch_import import import_torch  # torch takes seconds to import
+
+        return import_torch(source, dims, edges)
+    return import_onnx(_checked(source), dims, edges)
 
 
 def check(source: Any, *, dims: Mapping[str, DimOption] | None = None, edges: Edges | None = None) -> list[Unsupported]:
     """Everything in a model that cannot be compiled; empty when it can be."""
-    return check_onnx(_dispatch(source), dims, edges)
+    if _is_torch(source):
+        from aot.frontend.torch_import import check_torch
+
+        return check_torch(source, dims)
+    return check_onnx(_checked(source), dims, edges)
 
 
-def _dispatch(source: Any) -> Any:
+def _is_torch(source: Any) -> bool:
+    """Whether the source is a torch.export program: the object, a .pt2 file, or the bytes of one."""
+    if isinstance(source, str | os.PathLike):
+        return str(os.fspath(source)).endswith(".pt2")
+    return source[:4] == b"PK\3\4" if isinstance(source, bytes) else is_program(source)
+
+
+def _checked(source: Any) -> Any:
     """The source, if some reader knows its kind."""
     if isinstance(source, str | os.PathLike):
         name = os.fspath(source)
-        if str(name).endswith((".pt2", ".pt", ".pth")):
-            hint = "Export it with torch.onnx.export."
-            raise ModelError("PyTorch files are not read by this version", where=str(name), hint=hint)
+        if str(name).endswith((".pt", ".pth")):
+            hint = "Export the model: torch.export.save(torch.export.export(model, inputs), 'model.pt2')."
+            raise ModelError("a file of weights, or of a pickled module, is no program", where=str(name), hint=hint)
     elif not isinstance(source, bytes) and type(source).__name__ != "ModelProto":
-        raise ModelError(f"a model is a path, bytes or an onnx.ModelProto, not {type(source).__name__}")
+        known = "a path, bytes, an onnx.ModelProto or a torch.export.ExportedProgram"
+        raise ModelError(f"a model is {known}, not {type(source).__name__}")
     return source

@@ -51,8 +51,10 @@ class Bindings:
         self._used.clear()
         self._unbacked.clear()
 
-    def input_dim(self, name: str, axis: int, declared: int | str | None) -> Dim:
-        """The extent of an input's axis, after options and conditions."""
+    def input_dim(
+        self, name: str, axis: int, declared: int | str | None, bounds: tuple[int, int | None] = (1, None)
+    ) -> Dim:
+        """The extent of an input's axis, after options and conditions; `bounds` are those that the model declares."""
         key = f"{name}.{axis}"
         if key in self.options:
             self._used.add(key)
@@ -62,17 +64,17 @@ class Bindings:
         text = declared if isinstance(declared, str) else ""
         if text in _UNNAMED or _EXPRESSION.search(text):
             text = key
-        dim = self._named(text, f"{name}_d{axis}" if text == key else text)
+        dim = self._named(text, f"{name}_d{axis}" if text == key else text, bounds)
         if text in self._by_text:
             self._axis.setdefault(self._by_text[text].name, axis)
         return dim
 
-    def _named(self, text: str, wish: str) -> Dim:
+    def _named(self, text: str, wish: str, bounds: tuple[int, int | None] = (1, None)) -> Dim:
         """The extent behind a symbol of the model, by the model's own text for it."""
         if text not in self._by_text:
             plain = self._fresh(wish)
             self.display[plain] = text
-            self._by_text[text] = Symbol(plain)
+            self._by_text[text] = Symbol(plain, *bounds)
         symbol = self._by_text[text]
         for key in (text, symbol.name):
             if key in self.options:

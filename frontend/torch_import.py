@@ -1,0 +1,440 @@
+"""Walks a torch.export program and builds the Graph: inputs, state, sizes, one error for all that is unsupported.
+
+Sizes need no nodes: torch has an expression over the symbols of inputs for every one, which becomes a Dim. The
+inputs of the graph are the program's, by torch's flattened names, and the buffers and inputs that it changes
+come back as outputs of the same names, paired as state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from aot import dtypes
+from aot.dims import Dim, DimExpr
+from aot.errors import AotError, CompilerError, ModelError, UnsupportedError
+from aot.frontend import aten_pointwise
+from aot.frontend.bindings import Bindings, DimOption
+from aot.frontend.edges import Edges
+from aot.frontend.known import KnownBuilder
+from aot.frontend.onnx_import import ImportInfo, Unsupported
+from aot.frontend.torch_program import read_program, tensor_bytes
+from aot.frontend.torch_registry import CONVERTERS, DROPPED, Context, converter_of, dtype_of
+from aot.frontend.torch_sizes import SizeReader
+from aot.ir import Const, Graph, Node, Value, const_of, live
+from aot.ops import OPS
+from aot.ops.opdef import DimMismatch
+
+LARGEST_ROUNDS = 64  # conditions on sizes that one import may add
+_EXAMPLES = 5
+# Importing these modules fills CONVERTERS.
+CONVERTER_MODULES = (aten_pointwise,)
+ONE_TO_ONE: Mapping[str, str] = {aten_name: op.name for op in OPS.values() for aten_name in op.aten}
+
+
+class Poison:
+    """Stands for the results of an unsupported node, so that the rest can still be looked at."""
+
+
+POISON = Poison()
+
+
+class TorchImporter:
+    """One pass over a program under given bindings."""
+
+    def __init__(self, program: Any, bindings: Bindings) -> None:
+        self.program = program
+        self.bindings = bindings
+        self.builder = KnownBuilder("program", size_of=self.unbacked)
+        self.sizes = SizeReader(bindings, program.range_constraints)
+        self.entries: dict[Any, Any] = {}
+        self.rejected: dict[tuple[str, str], list[str]] = {}
+        self.names: dict[Value, str] = {}
+        self.notes: list[str] = []
+        self.where = ""
+
+    def unbacked(self, wish: str, lo: int, hi: int | None = None) -> Dim:
+        """A size that data gives when the program runs."""
+        return self.bindings.unbacked(wish, lo, hi)
+
+    def run(self) -> Graph | None:
+        """The graph; None when something is unsupported (see `rejected`)."""
+        signature = self.program.graph_signature
+        specs = {spec.arg.name: spec for spec in signature.input_specs}
+        mutated = set(signature.buffers_to_mutate.values())
+        inputs: dict[str, Value] = {}  # by the name of the buffer or input that may change
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node, specs[node.name], mutated, inputs)
+        self.walk(self.program.graph, self.program.graph_module)
+        outputs, state = self._outputs(signature, inputs)
+        if self.rejected:
+            return None
+        graph = live(self.builder.finish(outputs, state))
+        return _named(graph, self.names)
+
+    # Inputs, weights, state
+
+    def _placeholder(self, node: Any, spec: Any, mutated: set[str], inputs: dict[str, Value]) -> None:
+        kind, target = spec.kind.name, spec.target
+        where = f"input {node.name!r}"
+        if kind in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
+            tensor = self._held(target)
+            if kind == "BUFFER" and target in mutated:
+                self.entries[node] = inputs[target] = self._input(target, tensor)
+                self.notes.append(
+                    f"the buffer {target!r} changes: it is an input and an output of that name, and the caller keeps it"
+                )
+            else:
+                self.entries[node] = self.builder.const(self._const(target, tensor), target)
+        elif kind == "USER_INPUT":
+            value = node.meta.get("val")
+            if value is None or isinstance(value, bool | int | float | str):
+                self.entries[node] = getattr(spec.arg, "value", value)
+            elif hasattr(value, "dtype"):
+                self.entries[node] = inputs[node.name] = self._input(node.name, value)
+            else:
+                self._reject("", f"inputs of type {type(value).__name__}", where)
+                self.entries[node] = POISON
+        else:
+            self._reject("", f"inputs of kind {kind.lower()}", where)
+            self.entries[node] = POISON
+
+    def _held(self, target: str) -> Any:
+        for table in (self.program.state_dict, self.program.constants):
+            if target in table:
+                return table[target]
+        raise ModelError("the program holds no such tensor", where=target)
+
+    def _const(self, target: str, tensor: Any) -> Const:
+        dtype = dtype_of(tensor.dtype, target)
+        array = np_array(tensor, dtype)
+        return const_of(array, target)
+
+    def _input(self, name: str, tensor: Any) -> Value:
+        shape = [self.sizes.input_dim(name, axis, extent) for axis, extent in enumerate(tensor.shape)]
+        return self.builder.input(name, dtype_of(tensor.dtype, name), shape)
+
+    def _outputs(self, signature: Any, inputs: Mapping[str, Value]) -> tuple[list[Value], list[tuple[Value, Value]]]:
+        (node,) = (node for node in self.program.graph.nodes if node.op == "output")
+        given = node.args[0]
+        user = iter(output_names(self.program, len(signature.user_outputs)))
+        outputs: list[Value] = []
+        state: list[tuple[Value, Value]] = []
+        for spec, argument in zip(signature.output_specs, given, strict=True):
+            kind = spec.kind.name
+            name = next(user) if kind == "USER_OUTPUT" else spec.target
+            entry = self.entry(argument)
+            if isinstance(entry, Poison) or entry is None:
+                continue
+            value = self._output(self._as_value(entry, name), name, outputs)
+            if value is None:
+                continue
+            outputs.append(value)
+            if kind in ("BUFFER_MUTATION", "USER_INPUT_MUTATION"):
+                state.append((inputs[spec.target], value))
+        if not outputs and not self.rejected:
+            raise ModelError("the program has no outputs that are tensors or numbers")
+        return outputs, state
+
+    def _as_value(self, entry: Any, name: str) -> Value | None:
+        """An output as a tensor: a size or a number becomes one of rank 0."""
+        if isinstance(entry, Value):
+            return entry
+        if isinstance(entry, bool | int | float | DimExpr):
+            kind = dtypes.BOOL if isinstance(entry, bool) else dtypes.F32 if isinstance(entry, float) else dtypes.I64
+            return Context("", name, self.builder, {}, None).number_value(entry, kind)
+        self.notes.append(f"the output {name!r} is a {type(entry).__name__} and left out")
+        return None
+
+    def _output(self, value: Value | None, name: str, before: Sequence[Value]) -> Value | None:
+        """The value behind an output: made by a node, and by no other output's name."""
+        if value is None:
+            return None
+        self.builder.materialize(value)
+        if value in before or value in self.builder.inputs or value in self.builder.consts:
+            with self.builder.at(name):
+                value = self.builder.computed_copy(value)
+        self.names[value] = name
+        return value
+
+    def _reject(self, op: str, reason: str, where: str) -> None:
+        self.rejected.setdefault((op, reason), []).append(where)
+
+    # Nodes
+
+    def entry(self, argument: Any) -> Any:
+        """An argument of a node, as converters see it."""
+        import torch
+
+        if isinstance(argument, torch.fx.Node):
+            return self.entries[argument]
+        if isinstance(argument, list | tuple):
+            return [self.entry(item) for item in argument]
+        if isinstance(argument, torch.SymInt):
+            return self.sizes.dim(argument)
+        return argument
+
+    def walk(self, graph: Any, module: Any) -> Any:
+        """Converts the nodes of a graph; returns its output's entries."""
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                continue
+            self.where = node.name
+            if node.op == "get_attr":
+                self.entries[node] = getattr_path(module, node.target)
+            elif node.op == "output":
+                return self.entry(node.args[0])
+            elif node.op == "call_function":
+                self._call(node, module)
+            else:
+                self._reject("", f"nodes of kind {node.op}", node.name)
+        return None
+
+    def _call(self, node: Any, module: Any) -> None:
+        where = location(node)
+        value = node.meta.get("val")
+        if is_size(value):
+            # Sizes have expressions; only those that data gives need a node.
+            self.entries[node] = self._size(node, value)
+            return
+        arguments = self._arguments(node)
+        if any(isinstance(item, Poison) for item in flat(list(arguments.values()))):
+            self.entries[node] = POISON
+            return
+        name = op_name(node.target)
+        if name == "getitem":
+            self.entries[node] = arguments["0"][arguments["1"]]
+            return
+        if name in DROPPED:
+            self.entries[node] = None
+            return
+        try:
+            with self.builder.at(node.name):
+                made = self._convert(node, name, arguments, value, where)
+            self.entries[node] = self._checked(node, made, value, where)
+        except UnsupportedError as error:
+            self._reject(name, error.message, where)
+            self.entries[node] = POISON
+        except DimMismatch:
+            raise
+        except ModelError as error:
+            raise ModelError(error.message, where=error.where or where, hint=error.hint) from error
+        except AotError:
+            raise
+        except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+            text = f"the node cannot be converted: {type(error).__name__}: {error}"
+            raise CompilerError(text, where=where) from error
+
+    def _convert(self, node: Any, name: str, arguments: Mapping[str, Any], value: Any, where: str) -> Any:
+        higher = HIGHER_ORDER.get(name)
+        if higher is not None:
+            return higher(self, node, arguments, where)
+        converter = converter_of(name)
+        context = Context(name, where, self.builder, arguments, value, self.notes)
+        if converter is not None:
+            return converter(context)
+        if name in ONE_TO_ONE:
+            operands = [item for item in arguments.values() if isinstance(item, Value)]
+            return self.builder.op(ONE_TO_ONE[name], *operands)[0]
+        raise UnsupportedError("")
+
+    def _size(self, node: Any, value: Any) -> Any:
+        """A size or a condition on sizes: torch's expression for it. What data gives is read."""
+        name = op_name(node.target)
+        if name in ("_local_scalar_dense.default", "item.default"):
+            source = self.entry(node.args[0])
+            if isinstance(source, Value):
+                return self.sizes.read(self.builder, source, value)
+        return self.sizes.element(value)
+
+    def _arguments(self, node: Any) -> dict[str, Any]:
+        """The arguments by schema name, defaults filled in; by position where there is no schema."""
+        schema = getattr(node.target, "_schema", None)
+        given = [self.entry(argument) for argument in node.args]
+        named = {name: self.entry(argument) for name, argument in node.kwargs.items()}
+        if schema is None:
+            return {str(position): argument for position, argument in enumerate(given)} | named
+        found: dict[str, Any] = {}
+        for position, argument in enumerate(schema.arguments):
+            if position < len(given):
+                found[argument.name] = given[position]
+            elif argument.name in named:
+                found[argument.name] = named[argument.name]
+            else:
+                found[argument.name] = argument.default_value if argument.has_default_value() else None
+        return found
+
+    def _checked(self, node: Any, made: Any, expected: Any, where: str) -> Any:
+        """The results, which must have the element types and ranks that torch says."""
+        several = isinstance(expected, list | tuple)
+        results = list(made) if several and isinstance(made, list | tuple) else [made]
+        for value, fake in zip(results, expected if several else [expected], strict=False):
+            if isinstance(value, Value) and hasattr(fake, "dtype"):
+                dtype, rank = dtype_of(fake.dtype, where), len(fake.shape)
+                extents = zip(value.type.shape, fake.shape, strict=False)
+                differ = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in extents)
+                if value.type.dtype is not dtype or value.type.rank != rank or differ:
+                    shape = ", ".join(map(str, fake.shape))
+                    raise CompilerError(f"made {value.type}, torch says {dtype}[{shape}]", where=where)
+                self.sizes.learn(fake.shape, value.type.shape)
+                self.names.setdefault(value, node.name)
+        return results if several else results[0]
+
+
+HIGHER_ORDER: dict[str, Callable[[TorchImporter, Any, Mapping[str, Any], str], Any]] = {}
+"""Ops whose operands are graphs; frontend/torch_control.py fills it."""
+
+
+def np_array(tensor: Any, dtype: dtypes.DType) -> Any:
+    """A torch tensor as a numpy array of the dtype, row-major."""
+    import numpy as np
+
+    return np.frombuffer(tensor_bytes(tensor), dtype=dtype.numpy).reshape(tuple(tensor.shape))
+
+
+def op_name(target: Any) -> str:
+    """ "add.Tensor" of torch.ops.aten.add.Tensor; other namespaces keep theirs: "prims::iota.default"."""
+    text = str(target)
+    namespace, _, rest = text.partition(".")
+    if hasattr(target, "_schema"):
+        return rest if namespace == "aten" else f"{namespace}::{rest}"
+    return str(getattr(target, "__name__", text))
+
+
+def flat(items: Sequence[Any]) -> list[Any]:
+    """The leaves of nested lists."""
+    found: list[Any] = []
+    for item in items:
+        found.extend(flat(item) if isinstance(item, list | tuple) else [item])
+    return found
+
+
+def is_size(value: Any) -> bool:
+    """Whether torch's result of a node is a size, a number or a condition, and no tensor."""
+    return isinstance(value, bool | int | float) or type(value).__name__ in ("SymInt", "SymFloat", "SymBool")
+
+
+def getattr_path(module: Any, target: str) -> Any:
+    """module.a.b of "a.b"."""
+    found = module
+    for part in target.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def location(node: Any) -> str:
+    """The node's name, and the line of the user's Python that made it."""
+    trace = str(node.meta.get("stack_trace") or "").strip().splitlines()
+    lines = [line.strip() for line in trace if line.strip().startswith("File ")]
+    own = [line for line in lines if "/torch/" not in line] or lines
+    if not own:
+        return str(node.name)
+    file, _, rest = own[-1].removeprefix('File "').partition('", line ')
+    number = rest.partition(",")[0]
+    return f"{node.name} ({file}:{number})"
+
+
+def output_names(program: Any, count: int) -> list[str]:
+    """Names of the user's outputs: paths in what forward returns, such as "logits" or "cache.0"; else output_0, …"""
+    from torch.utils import _pytree as pytree
+
+    spec = program.call_spec.out_spec
+    try:
+        tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+        paths = pytree.tree_flatten_with_path(tree)[0]
+        names = [".".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
+                 for path, _ in paths]  # fmt: skip
+    except Exception:  # a type that pytree cannot make again
+        names = []
+    if len(names) != count:
+        names = [""] * count
+    return [
+        f"output_{number}" if not name or (name[0].isdigit() and "." not in name) else name
+        for number, name in enumerate(names)
+    ]
+
+
+def _named(graph: Graph, names: Mapping[Value, str]) -> Graph:
+    """The graph with node results named as in the program."""
+    mapping: dict[Value, Value] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        for value in node.outputs:
+            mapping[value] = Value(value.type, names[value]) if value in names else value
+        inputs = tuple(mapping.get(value, value) if value is not None else None for value in node.inputs)
+        nodes.append(replace(node, inputs=inputs, outputs=tuple(mapping[value] for value in node.outputs)))
+    outputs = tuple(mapping.get(value, value) for value in graph.outputs)
+    state = tuple((kept, mapping.get(new, new)) for kept, new in graph.state)
+    return graph.with_(nodes=tuple(nodes), outputs=outputs, state=state)
+
+
+def _attempt(program: Any, bindings: Bindings) -> tuple[TorchImporter, Graph | None]:
+    """Imports, adding conditions on symbols until every extent fits."""
+    for _ in range(LARGEST_ROUNDS):
+        bindings.restart()
+        importer = TorchImporter(program, bindings)
+        try:
+            return importer, importer.run()
+        except DimMismatch as error:
+            if not bindings.resolve(error.left, error.right, importer.where):
+                raise ModelError(bindings.user_text(error.message), where=importer.where) from error
+    raise ModelError(f"more than {LARGEST_ROUNDS} conditions on input sizes are needed")
+
+
+def import_torch(
+    source: Any, dims: Mapping[str, DimOption] | None = None, edges: Edges | None = None
+) -> tuple[tuple[tuple[str, Graph], ...], ImportInfo]:
+    """The graph of a torch.export program, and what is known of its source; as `import_onnx` gives them."""
+    if edges is not None and (edges.overridable or edges.values):
+        raise UnsupportedError("--set and --override are for ONNX models", hint="Export the program as it is to be.")
+    program, digest = read_program(source)
+    bindings = Bindings(dims)
+    importer, graph = _attempt(program, bindings)
+    if graph is None:
+        raise UnsupportedError(_report(_rejections(importer)), hint="`aotc build --check` lists this without building.")
+    bindings.check_used()
+    histogram: dict[str, int] = {}
+    for node in program.graph.nodes:
+        if node.op == "call_function" and not is_size(node.meta.get("val")):
+            name = op_name(node.target)
+            histogram[name] = histogram.get(name, 0) + 1
+    import torch
+
+    info = ImportInfo(
+        digest=digest,
+        opset=0,
+        producer=f"torch {torch.__version__}",
+        symbols={symbol.name: bindings.display.get(symbol.name, symbol.name) for symbol in graph.symbols},
+        node_count=sum(histogram.values()),
+        ops=dict(sorted(histogram.items())),
+        warnings=tuple(dict.fromkeys((*bindings.conditions(), *importer.notes))),
+    )
+    return (("", graph),), info
+
+
+def check_torch(source: Any, dims: Mapping[str, DimOption] | None = None) -> list[Unsupported]:
+    """Everything in a program that cannot be compiled; empty when it can."""
+    program, _ = read_program(source)
+    importer, _ = _attempt(program, Bindings(dims))
+    return _rejections(importer)
+
+
+def _rejections(importer: TorchImporter) -> list[Unsupported]:
+    found = [
+        Unsupported("aten", op or "the program", 1 if op else 0, reason, len(nodes), tuple(nodes[:_EXAMPLES]))
+        for (op, reason), nodes in importer.rejected.items()
+    ]
+    return sorted(found, key=lambda entry: (-entry.count, entry.op_type, entry.reason))
+
+
+def _report(entries: Sequence[Unsupported]) -> str:
+    total = sum(entry.count for entry in entries)
+    lines = "\n".join(f"  {entry}" for entry in entries)
+    return f"{total} {'node is' if total == 1 else 'nodes are'} not supported:\n{lines}"
+
+
+def supported_names() -> set[str]:
+    """Every op name that has a converter."""
+    return {*CONVERTERS, *ONE_TO_ONE, *DROPPED}

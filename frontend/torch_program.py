@@ -1,0 +1,289 @@
+"""Reads torch.export programs: from Python, or from a .pt2 file without running anything that the file says.
+
+A .pt2 file is a zip archive: the graph as JSON, weights as raw bytes. torch's own loader also unpickles sample
+inputs, evaluates size expressions with sympy's eval, and resolves function names by attribute access; a hostile
+file runs code in each of these. Here sample inputs are never read, expressions and names are checked against what
+an export can contain before torch sees them, and a weight that only a pickle holds is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import json
+import os
+import re
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+from aot.errors import ModelError, OptionError, UnsupportedError
+
+# Composite ops that converters take whole; torch would take them apart into forms that are harder to recognize.
+KEPT_WHOLE = frozenset(
+    {
+        "aten.batch_norm", "aten.gru.data", "aten.gru.input", "aten.layer_norm", "aten.linear", "aten.lstm.data",
+        "aten.lstm.input", "aten.matmul", "aten.rms_norm", "aten.rnn_relu.data", "aten.rnn_relu.input",
+        "aten.rnn_tanh.data", "aten.rnn_tanh.input", "aten.scaled_dot_product_attention", "aten.silu", "aten.softmax",
+        "aten._scaled_dot_product_flash_attention_for_cpu", "aten.group_norm", "aten.instance_norm",
+        "aten.upsample_bicubic2d", "aten.upsample_bilinear2d", "aten.upsample_linear1d", "aten.upsample_nearest1d",
+        "aten.upsample_nearest2d", "aten.upsample_nearest3d", "aten.upsample_trilinear3d",
+    }
+)  # fmt: skip
+LARGEST_JSON_BYTES = 1 << 30
+_OPERATORS = frozenset(
+    {
+        "add", "and_", "eq", "floordiv", "ge", "getitem", "gt", "le", "lshift", "lt", "mod", "mul", "ne", "neg",
+        "not_", "or_", "pos", "pow", "rshift", "sub", "truediv",
+    }
+)  # fmt: skip
+_MATH = frozenset({"ceil", "floor", "sqrt", "trunc", "pow", "log2", "exp"})
+_TARGET = re.compile(r"torch\.ops\.[A-Za-z_]\w*\.[A-Za-z_]\w*(\.[A-Za-z_]\w*)?|torch\._?sym_[a-z_]+(\.[a-z]+)?")
+_SYMBOL_NAME = re.compile(r"[A-Za-z_]\w*")
+_EXPRESSION_NODES = (
+    ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Load, ast.Compare, ast.BoolOp,
+    ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.USub, ast.UAdd, ast.Not, ast.And, ast.Or,
+    ast.BitAnd, ast.BitOr, ast.Invert, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
+)  # fmt: skip
+_EXPRESSION_CALLS = frozenset(
+    {
+        "Abs", "Add", "And", "CeilDiv", "CeilToInt", "CleanDiv", "Eq", "FloatPow", "FloatTrueDiv", "FloorDiv", "FloorToInt",
+        "Ge", "Gt", "Identity", "IntTrueDiv", "Integer", "IsNonOverlappingAndDenseIndicator", "Le", "LShift", "Lt", "Max", "Min",
+        "Mod", "ModularIndexing", "Mul", "Ne", "Not", "Or", "Piecewise", "Pow", "PowByNatural", "PythonMod", "RShift", "RoundDecimal",
+        "RoundToInt", "ToFloat", "TruncToFloat", "TruncToInt", "Where", "ceiling", "floor",
+    }
+)  # fmt: skip
+
+
+def is_program(source: Any) -> bool:
+    """Whether an object is a torch.export.ExportedProgram, without importing torch."""
+    return any(
+        kind.__name__ == "ExportedProgram" and kind.__module__.startswith("torch.") for kind in type(source).__mro__
+    )
+
+
+def read_program(source: Any, *, trust_pickle: bool = False) -> tuple[Any, str]:
+    """The ExportedProgram in Core ATen form, and a digest of its source.
+
+    `source` is a path of a .pt2 file, its bytes, or an ExportedProgram. Raises ModelError for a file that is no
+    exported program or is hostile, UnsupportedError where only a pickle holds the data.
+    """
+    _need_torch()
+    if is_program(source):
+        program, digest = source, ""
+    else:
+        data = source if isinstance(source, bytes) else _file_bytes(source)
+        program, digest = _from_archive(data, trust_pickle), hashlib.sha256(data).hexdigest()
+    decomposed = decompose(program)
+    return decomposed, digest or _program_digest(decomposed)
+
+
+def _need_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise OptionError(
+            "a torch.export program needs PyTorch to be read", hint="Install it: pip install 'aotc[torch]'."
+        ) from error
+
+
+def _file_bytes(path: str | os.PathLike[str]) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise ModelError(f"cannot read it: {error.strerror or error}", where=str(path)) from error
+
+
+def decompose(program: Any) -> Any:
+    """The program in Core ATen, with what KEPT_WHOLE names left whole."""
+    import torch
+
+    table = torch.export.default_decompositions()
+    for op in list(table):
+        name = str(op)
+        if name in KEPT_WHOLE or name.rpartition(".")[0] in KEPT_WHOLE:
+            table.pop(op)
+    return program.run_decompositions(table)
+
+
+def _program_digest(program: Any) -> str:
+    """A digest of the graph's text and of the weights' bytes."""
+    found = hashlib.sha256(str(program.graph).encode())
+    for name, tensor in sorted({**program.state_dict, **program.constants}.items()):
+        found.update(name.encode())
+        if hasattr(tensor, "detach"):
+            found.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
+            found.update(tensor_bytes(tensor))
+    return found.hexdigest()
+
+
+def tensor_bytes(tensor: Any) -> bytes:
+    """The row-major bytes of a torch tensor on the CPU."""
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().data) if flat.numel() else b""
+
+
+# The archive
+
+
+def _from_archive(data: bytes, trust_pickle: bool) -> Any:
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(data))
+        names = archive.namelist()
+    except zipfile.BadZipFile as error:
+        raise ModelError(f"not a .pt2 archive: {error}", hint="Write it with torch.export.save.") from error
+    models = [name for name in names if re.fullmatch(r"[^/]+/models/[^/]+\.json", name)]
+    if len(models) != 1:
+        hint = "Write it with torch.export.save(program, 'model.pt2') of PyTorch 2.8 or newer."
+        raise ModelError(f"the archive holds {len(models)} exported programs; one is expected", hint=hint)
+    root, _, last = models[0].partition("/models/")
+    name = last.removesuffix(".json")
+    document = _json(archive, models[0])
+    check_document(document)
+    from torch._export.serde import schema
+    from torch._export.serde.serialize import ExportedProgramDeserializer, _dict_to_dataclass
+
+    try:
+        serialized = _dict_to_dataclass(schema.ExportedProgram, document)
+        weights = _payload(archive, root, "weights", f"{name}_weights_config.json", trust_pickle)
+        constants = _payload(archive, root, "constants", f"{name}_constants_config.json", trust_pickle)
+        return ExportedProgramDeserializer().deserialize(serialized, weights, constants, None)
+    except (ModelError, UnsupportedError):
+        raise
+    except Exception as error:  # torch's deserializer raises anything on a document that does not fit
+        raise ModelError(f"torch cannot read the program: {type(error).__name__}: {error}") from error
+
+
+def _json(archive: zipfile.ZipFile, name: str) -> Any:
+    info = archive.getinfo(name)
+    if info.file_size > LARGEST_JSON_BYTES:
+        raise ModelError(f"{name} has {info.file_size} bytes", hint="No export is that large.")
+    try:
+        return json.loads(archive.read(name))
+    except (ValueError, RecursionError, zipfile.BadZipFile) as error:
+        raise ModelError(f"{name} cannot be read: {error}") from error
+
+
+def _payload(archive: zipfile.ZipFile, root: str, kind: str, config_name: str, trust_pickle: bool) -> dict[str, Any]:
+    """The tensors of data/weights or data/constants by name; those that share bytes share their storage."""
+    import torch
+    from torch._export.serde.schema import TensorMeta
+    from torch._export.serde.serialize import _dict_to_dataclass, deserialize_scalar_type
+
+    folder = f"{root}/data/{kind}"
+    path = f"{folder}/{config_name}"
+    if path not in archive.namelist():
+        raise UnsupportedError(
+            f"the archive keeps its {kind} in an old form, a pickle",
+            hint="Write it again with torch.export.save of PyTorch 2.8 or newer.",
+        )
+    found: dict[str, Any] = {}
+    storages: dict[str, Any] = {}
+    for name, entry in _json(archive, path)["config"].items():
+        file = f"{folder}/{entry['path_name']}"
+        if entry.get("use_pickle"):
+            if not trust_pickle:
+                raise UnsupportedError(
+                    f"{name!r} is stored as a pickle, which can run code when it is read",
+                    hint="If you trust the file, build with --trust-pickle.",
+                )
+            found[name] = torch.load(io.BytesIO(archive.read(file)), weights_only=False)
+            continue
+        meta = _dict_to_dataclass(TensorMeta, entry["tensor_meta"])
+        dtype = deserialize_scalar_type(meta.dtype)
+        if file not in storages:
+            raw = bytearray(archive.read(file))
+            storages[file] = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+        sizes, strides = ([_plain(part) for part in parts] for parts in (meta.sizes, meta.strides))
+        offset = _plain(meta.storage_offset)
+        last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+        if min([offset, *sizes, *strides], default=0) < 0 or (0 not in sizes and last >= storages[file].numel()):
+            raise ModelError(f"tensor {name!r} lies outside of its file", hint="The archive is damaged.")
+        tensor = storages[file].as_strided(sizes, strides, offset)
+        found[name] = torch.nn.Parameter(tensor, requires_grad=False) if entry.get("is_param") else tensor
+    return found
+
+
+def _plain(size: Any) -> int:
+    if size.type != "as_int":
+        raise ModelError("a weight has a symbolic size")
+    return int(size.value)
+
+
+# What torch will evaluate or call
+
+
+def check_document(document: Any) -> None:
+    """Raises ModelError for a name or an expression that no export writes: torch would call, or evaluate, it."""
+    for key, value in _strings(document):
+        if key == "target" and not value.startswith("#") and "." in value and not _is_known_target(value):
+            raise ModelError(f"the program calls {value[:80]!r}, which is no operator", hint="Do not trust this file.")
+        if key == "expr_str" and not is_plain_expression(value):
+            raise ModelError(f"the size {value[:80]!r} is no expression of sizes", hint="Do not trust this file.")
+
+
+def _strings(part: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every string of the document that is called, or evaluated, under its key."""
+    pending: list[tuple[str, Any]] = [(key, part)]
+    while pending:
+        name, item = pending.pop()
+        if isinstance(item, dict):
+            is_node = "target" in item and "inputs" in item
+            for inner, value in item.items():
+                # A node's target is a function; the target of a parameter is its name.
+                pending.append((inner if inner != "target" or is_node else "", value))
+        elif isinstance(item, list):
+            pending.extend((name, value) for value in item)
+        elif isinstance(item, str):
+            yield name, item
+
+
+def _is_known_target(target: str) -> bool:
+    module, _, name = target.rpartition(".")
+    if module in ("_operator", "operator"):
+        return name in _OPERATORS
+    if module == "math":
+        return name in _MATH
+    return _TARGET.fullmatch(target) is not None
+
+
+def is_plain_expression(text: str) -> bool:
+    """Whether a text is arithmetic over numbers and names, with calls of the functions of sizes alone."""
+    if len(text) > 20_000 or "__" in text:
+        return False
+    try:
+        tree = ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return _is_plain(tree.body)
+
+
+def _is_plain(node: ast.expr) -> bool:
+    """Whether a part of an expression is plain. A symbol is a name, or as sympy writes it: Symbol('s0', integer=True)."""
+    pending: list[ast.AST] = [node]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == "Symbol":
+            named = (
+                len(part.args) == 1 and isinstance(part.args[0], ast.Constant) and isinstance(part.args[0].value, str)
+            )
+            if not named or not _SYMBOL_NAME.fullmatch(part.args[0].value):  # type: ignore[attr-defined]
+                return False
+            if any(not isinstance(keyword.value, ast.Constant) for keyword in part.keywords):
+                return False
+            continue
+        if isinstance(part, ast.Call):
+            if not isinstance(part.func, ast.Name) or part.func.id not in _EXPRESSION_CALLS or part.keywords:
+                return False
+            pending.extend(part.args)
+            continue
+        if not isinstance(part, _EXPRESSION_NODES):
+            return False
+        if isinstance(part, ast.Constant) and not isinstance(part.value, int | float | bool):
+            return False
+        pending.extend(ast.iter_child_nodes(part))
+    return True

@@ -1,0 +1,132 @@
+"""Sizes of a torch.export program: sympy expressions over its symbols, as dims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aot import dims as dimension
+from aot.dims import Dim, DimExpr
+from aot.errors import UnsupportedError
+from aot.frontend.bindings import Bindings
+from aot.frontend.known import KnownBuilder
+from aot.ir import Value
+
+_LEAST = 2  # torch assumes this of open sizes; nothing depends on it but tracing
+
+
+class SizeReader:
+    """What each of torch's symbols stands for.
+
+    A symbol is bound where it first stands alone as the extent of an input; the bounds are torch's, except that
+    its own assumption that open sizes are at least 2 is not one of the user's.
+    """
+
+    def __init__(self, bindings: Bindings, ranges: Mapping[Any, Any]) -> None:
+        self.bindings = bindings
+        self.ranges = {str(symbol): found for symbol, found in ranges.items()}
+        self.symbols: dict[str, Dim] = {}
+
+    def input_dim(self, name: str, axis: int, extent: Any) -> Dim:
+        """The extent of an input's axis, after options and conditions."""
+        if isinstance(extent, int):
+            return self.bindings.input_dim(name, axis, extent)
+        expression = extent.node.expr
+        if not expression.is_Symbol:
+            return self.dim(extent)
+        text = str(expression)
+        if text not in self.symbols:
+            self.symbols[text] = self.bindings.input_dim(name, axis, text, self._range(text))
+        return self.symbols[text]
+
+    def _range(self, text: str) -> tuple[int, int | None]:
+        found = self.ranges.get(text)
+        if found is None:
+            return 1, None
+        lo, hi = _bound(found.lower), _bound(found.upper)
+        return (1 if lo is None or lo <= _LEAST else lo), hi
+
+    def dim(self, size: Any) -> Dim:
+        """A size, symbolic or not."""
+        if isinstance(size, int | DimExpr):
+            return size
+        return self._of(size.node.expr)
+
+    def element(self, value: Any) -> Any:
+        """A size, a number or a condition: plain where torch knows it, else a Dim, or torch's own object."""
+        if isinstance(value, bool | int | float):
+            return value
+        if type(value).__name__ == "SymInt":
+            return self._of(value.node.expr)
+        expression = value.node.expr
+        if expression.is_number and type(value).__name__ == "SymFloat":
+            return float(expression)
+        return value
+
+    def read(self, builder: KnownBuilder, source: Value, value: Any) -> Any:
+        """A number that data gives: of integers it is a size from here on, and its symbol stands for it."""
+        if type(value).__name__ != "SymInt":
+            return source  # a float or a condition stays a tensor of rank 0
+        text = str(value.node.expr)
+        contents = builder.read_sizes(source)
+        if contents is None:
+            raise UnsupportedError("a number that is read from data")
+        self.symbols[text] = contents.flat[0]
+        return contents.flat[0]
+
+    def learn(self, shape: Any, extents: tuple[Dim, ...]) -> None:
+        """Takes torch's new symbols in a result's shape, whose sizes data gives, to be the result's extents."""
+        for theirs, ours in zip(shape, extents, strict=False):
+            if not isinstance(theirs, int) and theirs.node.expr.is_Symbol:
+                self.symbols.setdefault(str(theirs.node.expr), ours)
+
+    def _of(self, expression: Any) -> Dim:
+        if expression.is_Integer:
+            return int(expression)
+        if expression.is_Symbol:
+            text = str(expression)
+            if text not in self.symbols:
+                # A size that a tensor of a size from data has: torch knows its name before its value is read.
+                self.symbols[text] = self.bindings.unbacked(text, 0)
+            return self.symbols[text]
+        kind = type(expression).__name__
+        parts = [self._of(argument) for argument in expression.args] if kind not in ("Pow", "PowByNatural") else []
+        if kind == "Add":
+            return _sum(parts)
+        if kind == "Mul":
+            return dimension.product(parts)
+        if kind in ("Pow", "PowByNatural"):
+            base, exponent = expression.args
+            if not exponent.is_Integer or int(exponent) < 0:
+                raise UnsupportedError(f"the size {expression}")
+            return dimension.product([self._of(base)] * int(exponent))
+        if kind in ("FloorDiv", "CleanDiv", "IntTrueDiv"):
+            return dimension.floordiv(parts[0], parts[1])
+        if kind == "CeilDiv":
+            return dimension.ceildiv(parts[0], parts[1])
+        if kind in ("Mod", "PythonMod"):
+            return dimension.mod(parts[0], parts[1])
+        if kind == "ModularIndexing":
+            return dimension.mod(dimension.floordiv(parts[0], parts[1]), parts[2])
+        if kind == "Max":
+            return dimension.maximum(*parts)
+        if kind == "Min":
+            return dimension.minimum(*parts)
+        if (
+            kind in ("Identity", "ToFloat", "TruncToInt", "FloorToInt", "CeilToInt", "floor", "ceiling")
+            and len(parts) == 1
+        ):
+            return parts[0]
+        raise UnsupportedError(f"the size {expression}")
+
+
+def _bound(number: Any) -> int | None:
+    """A bound as a number; None for an infinite one, or one that no size reaches."""
+    return int(number) if getattr(number, "is_Integer", False) and abs(int(number)) < 1 << 40 else None
+
+
+def _sum(parts: list[Dim]) -> Dim:
+    total: Dim = 0
+    for part in parts:
+        total = total + part
+    return total
