@@ -47,13 +47,10 @@ _EXPRESSION_NODES = (
     ast.BitAnd, ast.BitOr, ast.Invert, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
 )  # fmt: skip
 _EXPRESSION_CALLS = frozenset(
-    {
-        "Abs", "Add", "And", "CeilDiv", "CeilToInt", "CleanDiv", "Eq", "FloatPow", "FloatTrueDiv", "FloorDiv", "FloorToInt",
-        "Ge", "Gt", "Identity", "IntTrueDiv", "Integer", "IsNonOverlappingAndDenseIndicator", "Le", "LShift", "Lt", "Max", "Min",
-        "Mod", "ModularIndexing", "Mul", "Ne", "Not", "Or", "Piecewise", "Pow", "PowByNatural", "PythonMod", "RShift", "RoundDecimal",
-        "RoundToInt", "ToFloat", "TruncToFloat", "TruncToInt", "Where", "ceiling", "floor",
-    }
-)  # fmt: skip
+    """Abs Add And CeilDiv CeilToInt CleanDiv Eq FloatPow FloatTrueDiv FloorDiv FloorToInt Ge Gt Identity IntTrueDiv
+    Integer IsNonOverlappingAndDenseIndicator Le LShift Lt Max Min Mod ModularIndexing Mul Ne Not Or Piecewise Pow
+    PowByNatural PythonMod RShift RoundDecimal RoundToInt ToFloat TruncToFloat TruncToInt Where ceiling floor""".split()
+)
 
 
 def is_program(source: Any) -> bool:
@@ -263,7 +260,7 @@ def is_plain_expression(text: str) -> bool:
 
 
 def _is_plain(node: ast.expr) -> bool:
-    """Whether a part of an expression is plain. A symbol is a name, or as sympy writes it: Symbol('s0', integer=True)."""
+    """Whether a part of an expression is plain. A symbol is a name, or as sympy writes it: Symbol('s0', real=True)."""
     pending: list[ast.AST] = [node]
     while pending:
         part = pending.pop()

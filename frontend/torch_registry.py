@@ -107,7 +107,7 @@ class Context:
         """A list of tensors."""
         return [value for value in self.arguments[name] if isinstance(value, Value)]
 
-    def int(self, name: str) -> int:
+    def integer(self, name: str) -> int:
         """An integer that must be known when building."""
         value = self.arguments[name]
         if isinstance(value, DimExpr):
@@ -147,7 +147,7 @@ class Context:
 
     def axis(self, name: str, rank: int) -> int:
         """A non-negative axis."""
-        return normalize_axis(self.int(name), rank)
+        return normalize_axis(self.integer(name), rank)
 
     def axes(self, name: str, rank: int) -> tuple[int, ...]:
         """Non-negative axes, sorted; all of them where the argument is None or empty."""

@@ -12,6 +12,7 @@ from aot.frontend.bindings import Bindings
 from aot.frontend.known import KnownBuilder
 from aot.ir import Value
 
+_KEEP_INTEGERS = frozenset({"Identity", "ToFloat", "TruncToInt", "FloorToInt", "CeilToInt", "floor", "ceiling"})
 _LEAST = 2  # torch assumes this of open sizes; nothing depends on it but tracing
 
 
