@@ -265,7 +265,8 @@ private:
         }
         ports(p_.slots);
         dims_of_ports(p_.slots);
-        if (p_.slots.count < p_.inputs.count || p_.results.count != p_.outputs.count || p_.steps.count) {
+        if (p_.slots.count < p_.inputs.count || p_.results.count != p_.outputs.count || p_.steps.count ||
+            p_.buffers.count) {
             fail(section::PROGRAMS, 0, "the flow does not fit its program");
         }
         for (uint32_t i = 0; i < p_.inputs.count; ++i) fits(section::PROGRAMS, 0, i, a_.ports[p_.inputs.first + i]);
