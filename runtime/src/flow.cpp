@@ -2,6 +2,7 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 
 #include "dims.h"
 #include "session.h"
@@ -114,7 +115,7 @@ void Flow::call(const FlowEntry &entry) {
     for (uint32_t i = 0; i < program.environment.count; ++i) {
         block_symbols_[i] = symbols_[number(program.environment, i)];
     }
-    Plan &plan = session_.find_plan(block, block_symbols_.data());
+    Plan &plan = plan_of(entry, block);
     for (uint32_t i = 0; i < program.inputs.count; ++i) {
         const Slot &slot = input(entry, i);
         const uint32_t rank = port(number(entry.inputs, i)).shape.count;
@@ -141,14 +142,39 @@ void Flow::call(const FlowEntry &entry) {
     session_.launch(plan, block.first_step, block_inputs_.data(), block_outputs_.data(), *options_);
 }
 
+Plan &Flow::plan_of(const FlowEntry &entry, const Variant &block) {
+    try {
+        return session_.find_plan(block, block_symbols_.data());
+    } catch (Failure &failure) {
+        if (!failure.where[0]) copy_text(failure.where, sizeof failure.where, model_.artifact.text(entry.where));
+        throw;
+    }
+}
+
+// A number that is read, as a message begins: by the tensor's name, where the model gives it one.
+Flow::Label Flow::label(const FlowEntry &entry) const {
+    Label label;
+    const char *name = model_.artifact.text(port(number(entry.inputs, 0)).name);
+    if (*name) {
+        snprintf(label.text, sizeof label.text, "element %u of '%.150s'", entry.element, name);
+    } else {
+        snprintf(label.text, sizeof label.text, "a size that is computed here");
+    }
+    return label;
+}
+
 void Flow::read(const FlowEntry &entry) {
     const int64_t found = element(entry, number(entry.inputs, 0), entry.element);
     if (entry.symbols.count == 0) {
-        const int64_t expected = value(entry, number(entry.dims, 0));
+        const uint32_t dim = number(entry.dims, 0);
+        const int64_t expected = value(entry, dim);
         if (found != expected) {
-            refuse(entry, "Check what the model computes this size from.", "element %u of '%s' must be %lld, it is %lld",
-                   entry.element, model_.artifact.text(port(number(entry.inputs, 0)).name),
-                   static_cast<long long>(expected), static_cast<long long>(found));
+            char known[24];
+            snprintf(known, sizeof known, "%lld", static_cast<long long>(expected));
+            const char *text = model_.artifact.text(model_.artifact.dims[dim].text);
+            const bool plain = strcmp(text, known) == 0;
+            refuse(entry, "Check what the model computes this size from.", "%s must be %.80s%s%s, it is %lld",
+                   label(entry).text, text, plain ? "" : " = ", plain ? "" : known, static_cast<long long>(found));
         }
         return;
     }
@@ -159,8 +185,7 @@ void Flow::read(const FlowEntry &entry) {
     if ((symbol.flags & symbol_flag::HAS_HI) && taken > symbol.hi) taken = symbol.hi;
     if (taken != found && !(entry.flags & flow_flag::CLAMP)) {
         refuse(entry, "Check what the model computes this size from.",
-               "element %u of '%s' is a size and must be %s %lld, it is %lld", entry.element,
-               model_.artifact.text(port(number(entry.inputs, 0)).name), taken > found ? "at least" : "at most",
+               "%s must be %s %lld, it is %lld", label(entry).text, taken > found ? "at least" : "at most",
                static_cast<long long>(taken), static_cast<long long>(found));
     }
     symbols_[index] = taken;
@@ -183,8 +208,17 @@ void Flow::alias(const FlowEntry &entry) {
     int64_t shape[kMaxRank];
     const size_t bytes = declared(entry, to, shape);
     if (entry.flags & flow_flag::EXACT ? bytes != from.bytes : bytes > from.bytes) {
+        char text[200] = "";
+        size_t used = 0;
+        for (uint32_t axis = 0; axis < port(to).shape.count && used + 24 < sizeof text; ++axis) {
+            const int written = snprintf(text + used, sizeof text - used, "%s%lld", axis ? ", " : "",
+                                         static_cast<long long>(shape[axis]));
+            used += static_cast<size_t>(written);
+        }
+        const size_t unit = item_bytes(*find_dtype(port(to).dtype));
         refuse(entry, "Check the shape that the model computes here.",
-               "the tensor has %zu bytes, the shape that was computed for it needs %zu", from.bytes, bytes);
+               "the tensor has %zu elements, the shape [%s] that is computed for it needs %zu", from.bytes / unit, text,
+               bytes / unit);
     }
     share(to, from);
     Slot &slot = slots_[to];

@@ -39,6 +39,11 @@ private:
     void steps(format::Run run);
     void step(const format::FlowEntry &entry);
     void call(const format::FlowEntry &entry);
+    Plan &plan_of(const format::FlowEntry &entry, const Variant &block);
+    struct Label {
+        char text[200];
+    };
+    Label label(const format::FlowEntry &entry) const;
     void read(const format::FlowEntry &entry);
     void check(const format::FlowEntry &entry);
     void alias(const format::FlowEntry &entry);
