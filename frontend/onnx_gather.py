@@ -161,6 +161,15 @@ def _resized(
     antialias = latest and mode != "nearest" and c.bool_attribute("antialias", False)
     if roi is not None or antialias:
         return interpolated(c, attrs, axes, shape, roi, antialias)
+    changed = [axis for axis, (have, want) in enumerate(zip(x.type.shape, shape, strict=True)) if have != want]
+    if mode == "cubic" and len(changed) > 2:  # its weights are products, and four to the power of the axes are many
+        factors = list(attrs["scales"]) if isinstance(attrs["scales"], tuple) else []
+        for axis in changed[:-2]:
+            between = tuple(shape[axis] if number == axis else extent for number, extent in enumerate(x.type.shape))
+            alone = tuple(factor if number == axis else 1.0 for number, factor in enumerate(factors))
+            x = c.op("resize", x, shape=between, **{**attrs, "scales": alone})
+            factors[axis : axis + 1] = [1.0] if factors else []
+        attrs = {**attrs, "scales": tuple(factors)}
     return c.op("resize", x, shape=tuple(shape), **attrs)
 
 
