@@ -34,14 +34,18 @@ def make(name: str) -> blocks.Page:
 
 
 def main() -> int:
-    """Exit code 1 if a page was stale and --check was given."""
+    """Exit code 1 if a command of a page fails, or if a page is stale and --check is given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("pages", nargs="*", choices=[[], *GENERATED, *EXECUTED], metavar="PAGE")
     arguments = parser.parse_args()
     stale = False
     for name in arguments.pages or (*GENERATED, *EXECUTED):
-        page = make(name)
+        try:
+            page = make(name)
+        except (RuntimeError, ValueError) as error:
+            print(f"{name}: {error}")
+            return 1
         for reason in page.skipped:
             print(f"{name}: skipped: {reason}")
         for difference in page.differences:
