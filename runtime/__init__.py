@@ -25,7 +25,7 @@ def load(
 ) -> Model:
     """Loads an artifact from a path or from its bytes.
 
-    `threads`: how many a run uses; by default the CPUs that this process may use.
+    `threads`: how many a run uses, unless it has too little to do; by default the CPUs that this process may use.
     `target`: run this target's code; by default the first that this CPU supports.
     `weights`: for artifacts built without them, the arrays by name, or the path of the external file.
     `verify_weights`: refuse weights that differ from those of the build.

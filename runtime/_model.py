@@ -2,6 +2,10 @@
 
 Each run borrows a session from a stack of idle ones; a new one is made when all are busy, so there
 are as many sessions as there were runs at the same time.
+
+There are two ways through a call. `_run_quickly` is for numpy arrays that fit: C code (src/python.c, built where
+Python's headers are) reads them, makes the results and runs. `_run` does everything with ctypes and needs no
+headers; it also takes other arrays, `outputs` and timeouts, and words every error.
 """
 
 from __future__ import annotations
@@ -70,6 +74,10 @@ class Model:
     Any number of threads may run it at once: each run in progress has an arena and plans of its own, and keeps them
     for later runs. `inputs` and `outputs` are a TensorSpec for each, in the order of the model. Memory goes when the
     model is collected, or at `close`; as a context manager it closes itself. After that every use raises RunError.
+
+    A call with numpy arrays costs 1 to 2 µs besides the kernels: a small C module beside the library makes it. Where
+    the package was built without Python's headers, for other arrays, and with `outputs` or a timeout, ctypes does the
+    same in about 8 µs.
     """
 
     def __init__(
