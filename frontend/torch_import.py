@@ -7,20 +7,20 @@ come back as outputs of the same names, paired as state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from aot import dtypes
 from aot.dims import Dim, DimExpr
 from aot.errors import AotError, CompilerError, ModelError, UnsupportedError
-from aot.frontend import aten_pointwise
+from aot.frontend import aten_pointwise, torch_control
 from aot.frontend.bindings import Bindings, DimOption
 from aot.frontend.edges import Edges
 from aot.frontend.known import KnownBuilder
 from aot.frontend.onnx_import import ImportInfo, Unsupported
 from aot.frontend.torch_program import read_program, tensor_bytes
-from aot.frontend.torch_registry import CONVERTERS, DROPPED, Context, converter_of, dtype_of
+from aot.frontend.torch_registry import CONVERTERS, DROPPED, HIGHER_ORDER, Context, converter_of, dtype_of
 from aot.frontend.torch_sizes import SizeReader
 from aot.ir import Const, Graph, Node, Value, const_of, live
 from aot.ops import OPS
@@ -28,8 +28,8 @@ from aot.ops.opdef import DimMismatch
 
 LARGEST_ROUNDS = 64  # conditions on sizes that one import may add
 _EXAMPLES = 5
-# Importing these modules fills CONVERTERS.
-CONVERTER_MODULES = (aten_pointwise,)
+# Importing these modules fills CONVERTERS and HIGHER_ORDER.
+CONVERTER_MODULES = (aten_pointwise, torch_control)
 ONE_TO_ONE: Mapping[str, str] = {aten_name: op.name for op in OPS.values() for aten_name in op.aten}
 
 
@@ -230,7 +230,7 @@ class TorchImporter:
     def _convert(self, node: Any, name: str, arguments: Mapping[str, Any], value: Any, where: str) -> Any:
         higher = HIGHER_ORDER.get(name)
         if higher is not None:
-            return higher(self, node, arguments, where)
+            return higher(self, node, arguments)
         converter = converter_of(name)
         context = Context(name, where, self.builder, arguments, value, self.notes)
         if converter is not None:
@@ -281,10 +281,6 @@ class TorchImporter:
                 self.sizes.learn(fake.shape, value.type.shape)
                 self.names.setdefault(value, node.name)
         return results if several else results[0]
-
-
-HIGHER_ORDER: dict[str, Callable[[TorchImporter, Any, Mapping[str, Any], str], Any]] = {}
-"""Ops whose operands are graphs; frontend/torch_control.py fills it."""
 
 
 def np_array(tensor: Any, dtype: dtypes.DType) -> Any:

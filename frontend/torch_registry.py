@@ -25,6 +25,7 @@ Result = Value | Sequence[Any]
 Converter = Callable[["Context"], Result]
 
 CONVERTERS: dict[str, Converter] = {}
+HIGHER_ORDER: dict[str, Callable[..., Any]] = {}  # ops whose operands are graphs: (importer, node, arguments)
 DROPPED: set[str] = set()  # ops without a meaning for inference: checks of the tracer
 
 _DTYPES: Mapping[str, DType] = {
