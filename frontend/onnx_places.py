@@ -8,8 +8,8 @@ from aot import dims as dimension
 from aot import dtypes
 from aot.dims import Dim
 from aot.frontend.onnx_registry import Context, Result, onnx_op
-from aot.frontend.onnx_shapes import padded
 from aot.frontend.onnx_sizes import at_most
+from aot.frontend.shaping import padded
 from aot.ops.scatter import REDUCTIONS
 
 
@@ -78,7 +78,7 @@ def _max_unpool(c: Context) -> Result:
         given = c.dims(2, "output_shape")
         wanted = given if len(given) == x.type.rank else (*x.type.shape[:2], *given)
         after = [want - have for want, have in zip(wanted, shape, strict=True)]
-        result = padded(c, result, [0] * x.type.rank, after, "constant", c.scalar(0, x.type.dtype))
+        result = padded(c.builder, result, [0] * x.type.rank, after, "constant", c.scalar(0, x.type.dtype))
     return result
 
 

@@ -16,11 +16,10 @@ from aot.frontend.known import LARGEST_KNOWN
 from aot.frontend.known_scalars import Element, as_fraction
 from aot.frontend.known_tensors import object_array
 from aot.frontend.onnx_registry import Context, Result, onnx_op
+from aot.frontend.shaping import missing_extent, padded, slice_range
 from aot.ir import Value, const_of
 from aot.ops import same_extent
 
-# Exporters write "to the end" as a large number; no axis is this long.
-_FAR = 1_000_000_000
 _LONGEST_TABLE = 1 << 24  # elements of a float range, which becomes a constant
 
 
@@ -80,7 +79,7 @@ def _reshape(c: Context) -> Result:
             c.fail(f"the shape {list(wanted)} has a negative extent")
         shape.append(extent)
     if free is not None:
-        shape[free] = _missing_extent(c, x, dimension.product(shape), shape)
+        shape[free] = missing_extent(x, shape)
     if any(map(onnx_sizes.is_unbacked, (x.type.elements, *shape))):
         return onnx_sizes.with_shape(c, x, shape)
     same_extent(x.type.elements, dimension.product(shape), f"elements of [{_text(x.type.shape)}] and [{_text(shape)}]")
@@ -89,25 +88,6 @@ def _reshape(c: Context) -> Result:
 
 def _text(shape: Sequence[Dim]) -> str:
     return ", ".join(map(str, shape))
-
-
-def _missing_extent(c: Context, x: Value, rest: Dim, shape: Sequence[Dim]) -> Dim:
-    """The extent that -1 stands for."""
-    total = x.type.elements
-    if rest == 0:
-        if total == 0:
-            return 0
-        c.fail("-1 beside an extent of 0 has no meaning")
-    exact = dimension.exact_div(total, rest)
-    if exact is not None:
-        return exact
-    if isinstance(total, int) and isinstance(rest, int):
-        c.fail(f"{total} elements do not divide into rows of {rest}")
-    # Several sizes could make it divide; what leads the result in place of a leading size is that size.
-    several = len({*dimension.symbols_of(total), *dimension.symbols_of(rest)}) > 1
-    if several and x.type.rank and shape and not all(isinstance(extent, int) for extent in (x.type.shape[0], shape[0])):
-        same_extent(x.type.shape[0], shape[0], "the leading extents of a reshape")
-    return dimension.floordiv(total, rest)
 
 
 @onnx_op("Flatten")
@@ -247,7 +227,7 @@ def _slice(c: Context) -> Result:
         axis = c.axis(given_axis)
         if step == 0:
             c.fail("a step is 0")
-        all_starts[axis], all_sizes[axis] = slice_range(c, start, end, step, x.type.shape[axis])
+        all_starts[axis], all_sizes[axis] = slice_range(start, end, step, x.type.shape[axis])
         all_steps[axis] = step
     if all_sizes == list(x.type.shape) and all(step == 1 for step in all_steps):
         return x
@@ -270,38 +250,8 @@ def _slice_by_data(c: Context) -> Value:
         if isinstance(start, Value) or isinstance(end, Value):
             x = onnx_sizes.sliced(c, x, axis, start, end, step)
         else:
-            x = c.slice_axis(x, axis, *slice_range(c, start, end, step, x.type.shape[axis]), step)
+            x = c.slice_axis(x, axis, *slice_range(start, end, step, x.type.shape[axis]), step)
     return x
-
-
-def slice_range(c: Context, start: Dim, end: Dim, step: int, extent: Dim) -> tuple[Dim, Dim]:
-    """First position and length of numpy's x[start:end:step] over an extent; negative numbers count from the end."""
-    lowest, highest = (0, extent) if step > 0 else (-1, extent - 1)
-
-    def place(position: Dim) -> Dim:
-        if isinstance(position, int):
-            if position >= _FAR:
-                return highest
-            if position <= -_FAR:
-                return lowest
-        lo, hi = dimension.bounds(position)
-        backwards = hi < 0 or (lo < 0 and dimension.typical(position) < 0 <= dimension.typical(position + extent))
-        if lo < 0 <= hi:  # it may count from either end: one is assumed, and becomes a condition on the sizes
-            if not backwards:
-                same_extent(dimension.maximum(position, 0), position, "a slice position that counts from the start")
-            else:
-                back = -position
-                same_extent(dimension.maximum(back, 1), back, "a slice position that counts back from the end")
-        if backwards:
-            position = position + extent
-        return dimension.minimum(dimension.maximum(position, lowest), highest)
-
-    first, last = place(start), place(end)
-    room = last - first if step > 0 else first - last
-    size = dimension.maximum(dimension.ceildiv(room, abs(step)), 0)
-    if size == 0:
-        first = 0
-    return first, size
 
 
 @onnx_op("Split")
@@ -365,40 +315,7 @@ def _pad(c: Context) -> Result:
     after: list[Dim] = [0] * rank
     for position, axis in enumerate(axes):
         before[axis], after[axis] = pads[position], pads[len(axes) + position]
-    return padded(c, x, before, after, mode, value)
-
-
-def padded(c: Context, x: Value, before: Sequence[Dim], after: Sequence[Dim], mode: str, value: Value | None) -> Value:
-    """Pads; a negative amount cuts, and one that is negative for some sizes only pads first and then cuts."""
-    before, after = list(before), list(after)
-    wanted = [a + n + b for a, n, b in zip(before, x.type.shape, after, strict=True)]
-    crop: list[Dim] = [0] * x.type.rank  # after padding
-    for axis in range(x.type.rank):
-        cuts = [-amount if dimension.bounds(amount)[0] < 0 else 0 for amount in (before[axis], after[axis])]
-        if any(dimension.bounds(cut)[0] < 0 for cut in cuts):
-            crop[axis] = dimension.maximum(-before[axis], 0)
-            before[axis], after[axis] = dimension.maximum(before[axis], 0), dimension.maximum(after[axis], 0)
-        elif any(cut != 0 for cut in cuts):
-            size = x.type.shape[axis] - cuts[0] - cuts[1]
-            if isinstance(size, int) and size < 0:
-                c.fail(f"pads cut {-size} more elements than axis {axis} has")
-            x = c.slice_axis(x, axis, cuts[0], size)
-            before[axis] = 0 if cuts[0] != 0 else before[axis]
-            after[axis] = 0 if cuts[1] != 0 else after[axis]
-    x = _grown(c, x, before, after, mode, value)
-    for axis, start in enumerate(crop):
-        x = c.slice_axis(x, axis, start, wanted[axis])
-    return x
-
-
-def _grown(c: Context, x: Value, before: Sequence[Dim], after: Sequence[Dim], mode: str, value: Value | None) -> Value:
-    """Pads by amounts that are not negative."""
-    if all(amount == 0 for amount in (*before, *after)):
-        return x
-    if mode == "constant":
-        value = value if value is not None else c.scalar(0, x.type.dtype)
-        return c.op("pad", x, value, before=tuple(before), after=tuple(after), mode=mode)
-    return c.op("pad", x, before=tuple(before), after=tuple(after), mode=mode)
+    return padded(c.builder, x, before, after, mode, value)
 
 
 @onnx_op("Range")

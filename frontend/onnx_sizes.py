@@ -13,8 +13,9 @@ import numpy as np
 
 from aot import dims as dimension
 from aot import dtypes
-from aot.control import add_alias, add_claim
+from aot.control import add_claim
 from aot.dims import Dim
+from aot.frontend import data_sizes
 from aot.frontend.known_scalars import is_symbolic
 from aot.frontend.onnx_registry import Context, Result, onnx_op
 from aot.ir import Value
@@ -22,9 +23,7 @@ from aot.ir import Value
 _I64 = dtypes.I64
 
 
-def is_unbacked(dim: Dim) -> bool:
-    """Whether data gives the size, or a part of it."""
-    return any(symbol.origin != "input" for symbol in dimension.symbols_of(dim))
+is_unbacked = data_sizes.is_unbacked
 
 
 def number(c: Context, dim: Dim) -> Value:
@@ -92,10 +91,7 @@ def reshaped(c: Context, x: Value, entries: Sequence[Dim | Value], allow_zero: b
 
 def with_shape(c: Context, x: Value, shape: Sequence[Dim]) -> Value:
     """A reshape; where only the run knows that the elements are as many, it is checked then."""
-    if dimension.product(shape) == x.type.elements:
-        return c.reshape(x, tuple(shape))
-    c.builder.materialize(x)
-    return add_alias(c.builder, x, shape, exact=True)
+    return data_sizes.with_shape(c.builder, x, shape)
 
 
 def sliced(c: Context, x: Value, axis: int, start: Dim | Value, end: Dim | Value, step: int) -> Value:
@@ -222,28 +218,17 @@ def at_most(c: Context, size: Dim, limit: Dim) -> Dim:
 
 def shrunk(c: Context, x: Value, count: Value, what: str) -> Value:
     """The first `count` entries of x along its first axis; what is behind them was never written."""
-    size = read(c, count, what)
-    c.builder.materialize(x)
-    return add_alias(c.builder, x, (size, *x.type.shape[1:]), exact=False)
+    return data_sizes.shrunk(c.builder, x, count, what)
 
 
 def places_of(c: Context, flags: Value) -> Value:
     """The places at which a rank-1 bool tensor holds, in order; their number is only known when running."""
-    extent = flags.type.shape[0]
-    ones = c.cast(flags, _I64)
-    after = c.op("cumsum", ones, axis=0, exclusive=False, reverse=False)
-    # Those that do not hold are sent behind the end, where a scatter writes nothing.
-    target = c.op("where", flags, c.op("sub", after, c.scalar(1, _I64)), number(c, extent))
-    iota = c.op("iota", shape=(extent,), axis=0, start=0, step=1, dtype=_I64)
-    zeros = c.expand(c.scalar(0, _I64), (extent,))
-    found = c.op("scatter_elements", zeros, target, iota, axis=0, reduction="none")
-    return shrunk(c, found, c.op("reduce_sum", ones, axes=(0,), keepdims=False), "how many elements are chosen")
+    return data_sizes.places_of(c.builder, flags)
 
 
 def flags_of(c: Context, x: Value) -> Value:
     """Which elements of a tensor, flattened, are not zero."""
-    flat = c.reshape(x, (x.type.elements,))
-    return flat if flat.type.dtype.is_bool else c.op("ne", flat, c.scalar(0, flat.type.dtype))
+    return data_sizes.flags_of(c.builder, x)
 
 
 @onnx_op("NonZero")
@@ -251,15 +236,8 @@ def _non_zero(c: Context) -> Result:
     x = c.input(0)
     shape: tuple[Dim, ...] = x.type.shape or (1,)
     places = places_of(c, flags_of(c, x))
-    rows: list[Value] = []
-    for axis, extent in enumerate(shape):
-        row = places
-        inner = dimension.product(shape[axis + 1 :])
-        if inner != 1:
-            row = c.op("div", row, number(c, inner))
-        if axis:
-            row = c.op("mod", row, number(c, extent))
-        rows.append(c.reshape(row, (1, places.type.shape[0])))
+    count = places.type.shape[0]
+    rows = [c.reshape(row, (1, count)) for row in data_sizes.coordinates(c.builder, places, shape)]
     if x.type.rank == 0:  # a scalar has one place, with no coordinates
         return c.slice_axis(rows[0], 0, 0, 0)
     return rows[0] if len(rows) == 1 else c.op("concat", *rows, axis=0)

@@ -10,7 +10,7 @@ from aot import dims as dimension
 from aot import dtypes
 from aot.dims import Dim
 from aot.frontend.onnx_registry import Context, Result, onnx_op
-from aot.frontend.onnx_shapes import padded
+from aot.frontend.shaping import padded
 from aot.ir import Value
 
 LARGEST_INDEXED_WINDOW = 64
@@ -85,7 +85,7 @@ def _plain_pads(c: Context, x: Value, window: Window, fill: Value | None) -> tup
             before: list[Dim] = [0] * x.type.rank
             after: list[Dim] = [0] * x.type.rank
             before[axis + 2], after[axis + 2] = explicit
-            x = padded(c, x, before, after, "constant", fill)
+            x = padded(c.builder, x, before, after, "constant", fill)
             begins[axis], ends[axis] = begins[axis] - explicit[0], ends[axis] - explicit[1]
     pads = tuple(amount for amount in (*begins, *ends) if isinstance(amount, int))
     return x, pads
@@ -198,7 +198,7 @@ def _winners(c: Context, result: Value, lowest: float | int) -> Value:
     for axis in range(spatial):
         last = (extents[axis] - 1) * window.strides[axis] + window.reach[axis]
         after.append(dimension.maximum(last - window.begins[axis] - x.type.shape[2 + axis], 0))
-    around = padded(c, x, [0, 0, *window.begins], after, "constant", c.scalar(lowest, x.type.dtype))
+    around = padded(c.builder, x, [0, 0, *window.begins], after, "constant", c.scalar(lowest, x.type.dtype))
     steps: list[Dim] = [1] * rank
     order = range(rank - 1, 1, -1)
     if c.int_attribute("storage_order", 0):
@@ -270,7 +270,7 @@ def _lp_pool(c: Context) -> Result:
     spatial = x.type.rank - 2
     before: list[Dim] = [0, 0, *window.begins]
     after: list[Dim] = [0, 0, *window.ends]
-    powered = padded(c, _powered(c, x, power), before, after, "constant", None)
+    powered = padded(c.builder, _powered(c, x, power), before, after, "constant", None)
     bare = Window(window.kernel, window.strides, window.dilations, [0] * spatial, [0] * spatial)
     mean = _average(c, powered, bare, True, False)
     count = dimension.product(window.kernel)
