@@ -14,7 +14,7 @@ from typing import Any
 from aot import dtypes
 from aot.dims import Dim, DimExpr
 from aot.errors import AotError, CompilerError, ModelError, UnsupportedError
-from aot.frontend import aten_pointwise, torch_control
+from aot.frontend import aten_index, aten_pointwise, aten_views, torch_control
 from aot.frontend.bindings import Bindings, DimOption
 from aot.frontend.edges import Edges
 from aot.frontend.known import KnownBuilder
@@ -29,7 +29,7 @@ from aot.ops.opdef import DimMismatch
 LARGEST_ROUNDS = 64  # conditions on sizes that one import may add
 _EXAMPLES = 5
 # Importing these modules fills CONVERTERS and HIGHER_ORDER.
-CONVERTER_MODULES = (aten_pointwise, torch_control)
+CONVERTER_MODULES = (aten_pointwise, aten_views, aten_index, torch_control)
 ONE_TO_ONE: Mapping[str, str] = {aten_name: op.name for op in OPS.values() for aten_name in op.aten}
 
 
@@ -232,7 +232,8 @@ class TorchImporter:
         if higher is not None:
             return higher(self, node, arguments)
         converter = converter_of(name)
-        context = Context(name, where, self.builder, arguments, value, self.notes)
+        used = frozenset(user.args[1] for user in node.users if op_name(user.target) == "getitem")
+        context = Context(name, where, self.builder, arguments, value, self.notes, used)
         if converter is not None:
             return converter(context)
         if name in ONE_TO_ONE:

@@ -66,7 +66,8 @@ class Context:
 
     `op` is the overload, such as "add.Tensor". `arguments` are the node's, by schema name, defaults filled in:
     Values, sizes (ints and Dims), plain Python numbers, strings, None, torch.dtype objects, and lists of these.
-    `results` are torch's own (fake) results: their dtype and rank are what the converter has to give.
+    `results` are torch's own (fake) results: their dtype and rank are what the converter has to give. `used` holds
+    the numbers of those that are read; the others may be None.
     """
 
     op: str
@@ -75,6 +76,7 @@ class Context:
     arguments: Mapping[str, Any]
     results: Any
     notes: list[str] = field(default_factory=list)
+    used: frozenset[int] = frozenset()
 
     # Faults
 
