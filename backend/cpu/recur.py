@@ -130,7 +130,7 @@ class _Recurrence:
         number, size = self.operand["weight"], self._panels() * self.hidden * PANEL
         index = int_attr(self.attrs, "index")
         if self.packed is not None:
-            code.line(f"const {self.type} *const weights = p{number} + {index * size};")
+            code.line(f"const {self.type} *const weights = (const {self.type} *)p{number} + {index * size};")
             return
         with code.block(f"for (i64 panel = 0; panel < {self._panels()}; panel++)"):
             if self.two_stage:

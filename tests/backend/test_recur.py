@@ -150,7 +150,9 @@ def test_some_results(isa: Isa) -> None:
 def test_weights_of_both_directions(isa: Isa) -> None:
     for index in (0, 1):
         for constant in (False, True):
-            check(isa, recurrence("recur_lstm", 3, 2, 21, directions=2, index=index, constant=constant))
+            for dtype in (F32, F64, F16, BF16):  # narrow ones are packed as f32
+                kernel = recurrence("recur_lstm", 3, 2, 21, directions=2, index=index, constant=constant, dtype=dtype)
+                check(isa, kernel)
 
 
 def test_schedule_names_the_form() -> None:
