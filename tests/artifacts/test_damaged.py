@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import struct
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,9 +15,11 @@ from aot.artifacts import Artifact, layout, read
 from aot.artifacts.layout import Section, SectionFlag
 from aot.artifacts.write import assemble, header_digest, section_digest
 from aot.errors import ArtifactError, GuardError, RunError, TargetError
+from aot.runtime import _library as native
 from aot.runtime import load
-from tests.runtime import handmade
+from tests.runtime import fuzz_seeds, handmade
 
+DAMAGED, NO_TARGET = 2, 4  # of aot_status
 Opener = Callable[[bytes], object]
 
 
@@ -91,6 +94,22 @@ def test_sampled_bytes_elsewhere(opener: Opener, dense_bytes: bytes) -> None:
         flipped = bytearray(dense_bytes)
         flipped[position] ^= 0x10
         must_be_damaged(opener, bytes(flipped))
+
+
+def test_every_bit_is_noticed() -> None:
+    """Each bit of a small artifact, flipped alone. runtime/tests/robust_test.c does the same with one that has code."""
+    data = bytearray(handmade.artifact(fuzz_seeds.dense()).data)
+    lib = native.library()
+    view = (ctypes.c_char * len(data)).from_buffer(data)
+    address, size = ctypes.addressof(view), len(data)
+    handle, error = ctypes.c_void_p(), native.new_error()
+    model, text, load_memory = ctypes.byref(handle), ctypes.byref(error), lib.aot_model_load_memory
+    for bit in range(8 * size):
+        data[bit >> 3] ^= 1 << (bit & 7)
+        status = load_memory(address, size, None, model, text)
+        data[bit >> 3] ^= 1 << (bit & 7)
+        assert status == DAMAGED, f"bit {bit & 7} of byte {bit >> 3}: status {status}"
+    assert load_memory(address, size, None, model, text) == NO_TARGET  # its code is no code, but nothing is damaged
 
 
 @READERS
