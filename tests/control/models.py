@@ -200,4 +200,3 @@ def check_steps(chart: FlowChart, steps: Sequence[FlowStep], live: set[int], giv
             case _:
                 live |= set(step.outputs)
         live -= set(step.drops)
-

@@ -32,7 +32,10 @@ def test_trips(check: Checker, given: str) -> None:
         y, rows = Loop ({given}, x) <body = b {STEP}>
     }}""")
     feeds = [
-        {"x": floats(n, 4), "M": trips, "on_off": [on]} for n in (1, 3) for trips in (0, 1, 5, -2) for on in (True, False)
+        {"x": floats(n, 4), "M": trips, "on_off": [on]}
+        for n in (1, 3)
+        for trips in (0, 1, 5, -2)
+        for on in (True, False)
     ]
     check(model, *feeds)
 
@@ -126,7 +129,9 @@ def test_nested_loops_and_captures_at_every_level(check: Checker) -> None:
             }>
         }>
     }""")
-    check(model, {"x": floats(3), "M": 3, "k": 0.5}, {"x": floats(2), "M": 0, "k": 0.5}, {"x": floats(1), "M": 1, "k": 2})
+    check(
+        model, {"x": floats(3), "M": 3, "k": 0.5}, {"x": floats(2), "M": 0, "k": 0.5}, {"x": floats(1), "M": 1, "k": 2}
+    )
 
 
 def test_inner_trips_that_depend_on_the_iteration(check: Checker) -> None:

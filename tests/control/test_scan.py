@@ -25,9 +25,12 @@ SUM = """(float[] st, float[] xi) => (float[] st1, float[] o) {
 @pytest.mark.parametrize("opset", [9, 11, 16, 21])
 @pytest.mark.parametrize("backwards", [0, 1])
 def test_running_sum(check: Checker, opset: int, backwards: int) -> None:
-    model = model_of(f"""g (float[b,3] s0, float[t,b,3] x) => (float[b,3] sf, float[t,b,3] ys) <float[3] k = {{1,2,3}}> {{
+    model = model_of(
+        f"""g (float[b,3] s0, float[t,b,3] x) => (float[b,3] sf, float[t,b,3] ys) <float[3] k = {{1,2,3}}> {{
         sf, ys = Scan <num_scan_inputs = 1, scan_input_directions = [{backwards}], body = c {SUM}> (s0, x)
-    }}""", opset)
+    }}""",
+        opset,
+    )
     check(model, *({"s0": floats(b, 3), "x": floats(t, b, 3)} for b, t in ((2, 5), (1, 1), (3, 2))))
 
 
@@ -115,12 +118,16 @@ def test_scan_in_loop_in_scan_with_an_if(check: Checker) -> None:
 
 def test_operator_set_8(check: Checker) -> None:
     """The first form of Scan: a batch axis before the others, and lengths of sequences, which must be absent."""
-    model = model_of("""g (float[b,2] s0, float[b,t,2] x) => (float[b,2] sf, float[b,t,2] ys) {
+    model = model_of(
+        """g (float[b,2] s0, float[b,t,2] x) => (float[b,2] sf, float[b,t,2] ys) {
         sf, ys = Scan <num_scan_inputs = 1, body = c (float[2] st, float[2] xi) => (float[2] st1, float[2] o) {
             st1 = Add (st, xi)
             o = Identity (st1)
         }> (, s0, x)
-    }""", 8, ir=4)
+    }""",
+        8,
+        ir=4,
+    )
     for b, t in ((1, 3), (2, 4), (3, 1)):
         start, x = floats(b, 2), floats(b, t, 2)
         sums = start[:, None] + np.cumsum(x, axis=1)
@@ -128,13 +135,17 @@ def test_operator_set_8(check: Checker) -> None:
 
 
 def test_operator_set_8_backwards_with_two_operands(check: Checker) -> None:
-    model = model_of("""g (float[b] s0, float[b,t] x, float[b,t,2] y) => (float[b] sf, float[b,t,2] ys) {
+    model = model_of(
+        """g (float[b] s0, float[b,t] x, float[b,t,2] y) => (float[b] sf, float[b,t,2] ys) {
         sf, ys = Scan <num_scan_inputs = 2, directions = [1, 0], body = c (float st, float xi, float[2] yi)
                 => (float st1, float[2] o) {
             st1 = Add (st, xi)
             o = Mul (yi, st1)
         }> (, s0, x, y)
-    }""", 8, ir=4)
+    }""",
+        8,
+        ir=4,
+    )
     start, x, y = floats(2), floats(2, 3), floats(2, 3, 2)
     sums = start[:, None] + np.cumsum(x[:, ::-1], axis=1)
     check(model, {"s0": start, "x": x, "y": y}, want=[[sums[:, -1], y * sums[:, :, None]]])

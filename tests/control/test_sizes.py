@@ -78,6 +78,8 @@ CASES: Mapping[str, tuple[str, list[Feed]]] = {
                               [{"x": RNG.integers(0, 2, (1, 7, 2))}]),
     "resize_sizes": ('float[1,1,n,k] x, int64[4] s) => (float[a,b,c,d] y) { y = Resize <mode = "linear"> (x, , , s) }',
                      [{"x": X[None, None], "s": s} for s in ([1, 1, 4, 6], [1, 1, 9, 3], [1, 1, 2, 12])]),
+    "resize_sizes_cubic": ('float[1,1,n,k] x, int64[4] s) => (float[a,b,c,d] y) { y = Resize <mode = "cubic"> (x, , , s) }',
+                           [{"x": X[None, None], "s": s} for s in ([1, 1, 4, 6], [1, 1, 9, 3])]),
     "gather_of_sizes": (  # arithmetic on sizes that data gives
         """float[n] x, int64 m) => (float[a,b] y, int64[2] s) <int64 zero = {0}, int64 one = {1}, int64[1] first = {0}> {
             r = Range (zero, m, one)
@@ -94,9 +96,12 @@ CASES: Mapping[str, tuple[str, list[Feed]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_run_time_operands(check: Checker, name: str) -> None:
     text, feeds = CASES[name]
-    text = text.replace("""xs = Unsqueeze (x, ax)
-            ax = Constant <value = int64[1] {1}> ()""", """ax = Constant <value = int64[1] {1}> ()
-            xs = Unsqueeze (x, ax)""")
+    text = text.replace(
+        """xs = Unsqueeze (x, ax)
+            ax = Constant <value = int64[1] {1}> ()""",
+        """ax = Constant <value = int64[1] {1}> ()
+            xs = Unsqueeze (x, ax)""",
+    )
     check(model_of(f"g ({text}", 18 if name.startswith("split") else 17), *feeds)
 
 
@@ -128,7 +133,10 @@ def test_non_max_suppression(check: Checker, opset: int, given: str, center: int
         ties = RNG.integers(0, 8, (images, 3, count)) / 10
         start = RNG.uniform(0, 9, (images, count, 2))
         real = np.concatenate([start, start + RNG.uniform(0, 5, start.shape)], 2)
-        feeds += [{"boxes": whole, "scores": ties, **fed}, {"boxes": real, "scores": ties + 0.01 * np.arange(count), **fed}]
+        feeds += [
+            {"boxes": whole, "scores": ties, **fed},
+            {"boxes": real, "scores": ties + 0.01 * np.arange(count), **fed},
+        ]
     check(model, *feeds)
 
 
