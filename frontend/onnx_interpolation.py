@@ -5,17 +5,17 @@ Both need sizes that are known when building. Without antialiasing the op `resiz
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from aot.dims import Dim
 from aot.frontend.onnx_registry import Context
+from aot.frontend.shaping import times
 from aot.ir import Array, Value
 from aot.ops.helpers import float_attr, wide_dtype
 from aot.ops.opdef import Attrs
-from aot.ops.resize import resize_matrix, resize_nearest, resize_places
+from aot.ops.resize import resize_matrix, resize_nearest, resize_places, smooth_matrix
 
 Window = tuple[float, float]
 
@@ -46,8 +46,8 @@ def interpolated(
         else:
             scale = _scale(attrs, axis, source, result)
             smooth = antialias and scale < 1.0
-            matrix = _smooth_matrix(attrs, places, source, scale) if smooth else resize_matrix(attrs, places, source)
-            x = _times(c, x, matrix, axis)
+            matrix = _smooth(attrs, places, source, scale) if smooth else resize_matrix(attrs, places, source)
+            x = times(c.builder, x, matrix, axis)
         if window is not None:
             beyond = (places < 0) | (places > source - 1)
             flags = c.builder.const(beyond.reshape(-1, *(1,) * (x.type.rank - 1 - axis)))
@@ -73,37 +73,6 @@ def _cropped(window: Window, source: int, result: int) -> Array:
     return np.full(result, np.float32(0.5) * (start + end) * last, np.float32)
 
 
-def _smooth_matrix(attrs: Attrs, places: Array, source: int, scale: float) -> Array:
-    """[result, source] weights of a kernel that is stretched by 1 / scale, so that it averages what it leaves out."""
-    linear = attrs["mode"] == "linear"
-    a = float_attr(attrs, "cubic_a")
-    reach = (1.0 if linear else 2.0) / scale
-    matrix = np.zeros((len(places), source))
-    for row, place in enumerate(places.astype(np.float64)):
-        taps = np.arange(math.floor(place - reach), math.ceil(place + reach) + 1)
-        distance = np.abs(taps - place) * scale
-        if linear:
-            weights = np.maximum(1.0 - distance, 0.0)
-        else:
-            near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
-            far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
-            weights = np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
-        if attrs["exclude_outside"]:
-            weights = np.where((taps < 0) | (taps >= source), 0.0, weights)
-        np.add.at(matrix[row], np.clip(taps, 0, source - 1), weights / weights.sum())
-    return matrix
-
-
-def _times(c: Context, x: Value, matrix: Array, axis: int) -> Value:
-    """The matrix times x along an axis."""
-    weights = matrix.astype(x.type.dtype.numpy)
-    rank = x.type.rank
-    if axis == rank - 1:
-        flat = x if rank > 1 else c.reshape(x, (1, *x.type.shape))
-        made = c.op("matmul", flat, c.builder.const(np.ascontiguousarray(weights.T)))
-        return made if rank > 1 else c.reshape(made, (len(weights),))
-    if axis == rank - 2:
-        return c.op("matmul", c.builder.const(weights), x)
-    perm = [*(a for a in range(rank) if a != axis), axis]
-    moved = _times(c, c.transpose(x, perm), matrix, rank - 1)
-    return c.transpose(moved, [perm.index(a) for a in range(rank)])
+def _smooth(attrs: Attrs, places: Array, source: int, scale: float) -> Array:
+    mode, a, outside = str(attrs["mode"]), float_attr(attrs, "cubic_a"), bool(attrs["exclude_outside"])
+    return smooth_matrix(places, source, scale, mode=mode, cubic_a=a, exclude_outside=outside)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from aot import dims as dimension
 from aot.dims import Dim
 from aot.errors import ModelError
 from aot.frontend.known import KnownBuilder
-from aot.ir import Value
+from aot.ir import Array, Value
 from aot.ops import same_extent
 
 # Exporters write "to the end" as a large number; no axis is this long.
@@ -113,3 +115,18 @@ def missing_extent(x: Value, shape: Sequence[Dim]) -> Dim:
     if several and x.type.rank and shape and not all(isinstance(extent, int) for extent in (x.type.shape[0], shape[0])):
         same_extent(x.type.shape[0], shape[0], "the leading extents of a reshape")
     return dimension.floordiv(total, rest)
+
+
+def times(builder: KnownBuilder, x: Value, matrix: Array, axis: int) -> Value:
+    """A [result, source] matrix times x along an axis."""
+    weights = matrix.astype(x.type.dtype.numpy)
+    rank = x.type.rank
+    if axis == rank - 1:
+        flat = x if rank > 1 else builder.op("reshape", x, shape=(1, *x.type.shape))[0]
+        made = builder.op("matmul", flat, builder.const(np.ascontiguousarray(weights.T)))[0]
+        return made if rank > 1 else builder.op("reshape", made, shape=(len(weights),))[0]
+    if axis == rank - 2:
+        return builder.op("matmul", builder.const(weights), x)[0]
+    perm = (*(a for a in range(rank) if a != axis), axis)
+    moved = times(builder, builder.op("transpose", x, perm=perm)[0], matrix, rank - 1)
+    return builder.op("transpose", moved, perm=tuple(perm.index(a) for a in range(rank)))[0]

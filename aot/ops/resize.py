@@ -6,6 +6,7 @@ Coordinates and weights are computed in f32, as ONNX Runtime does, so that ties 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -252,6 +253,28 @@ def resize_matrix(attrs: Attrs, places: Array, source: int) -> Array:
             matrix[row, min(max(tap, 0), source - 1)] += weight
         if attrs["exclude_outside"]:
             matrix[row] /= matrix[row].sum()
+    return matrix
+
+
+def smooth_matrix(
+    places: Array, source: int, scale: float, *, mode: str, cubic_a: float, exclude_outside: bool
+) -> Array:
+    """[result, source] weights of a kernel that is stretched by 1 / scale, so that it averages what it leaves out."""
+    linear, a = mode == "linear", cubic_a
+    reach = (1.0 if linear else 2.0) / scale
+    matrix = np.zeros((len(places), source))
+    for row, place in enumerate(places.astype(np.float64)):
+        taps = np.arange(math.floor(place - reach), math.ceil(place + reach) + 1)
+        distance = np.abs(taps - place) * scale
+        if linear:
+            weights = np.maximum(1.0 - distance, 0.0)
+        else:
+            near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+            far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+            weights = np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
+        if exclude_outside:
+            weights = np.where((taps < 0) | (taps >= source), 0.0, weights)
+        np.add.at(matrix[row], np.clip(taps, 0, source - 1), weights / weights.sum())
     return matrix
 
 
