@@ -23,12 +23,17 @@ from aot.errors import ModelError, OptionError, UnsupportedError
 # Composite ops that converters take whole; torch would take them apart into forms that are harder to recognize.
 KEPT_WHOLE = frozenset(
     {
-        "aten.batch_norm", "aten.gru.data", "aten.gru.input", "aten.layer_norm", "aten.linear", "aten.lstm.data",
-        "aten.lstm.input", "aten.matmul", "aten.rms_norm", "aten.rnn_relu.data", "aten.rnn_relu.input",
-        "aten.rnn_tanh.data", "aten.rnn_tanh.input", "aten.scaled_dot_product_attention", "aten.silu", "aten.softmax",
-        "aten._scaled_dot_product_flash_attention_for_cpu", "aten.group_norm", "aten.instance_norm",
-        "aten.upsample_bicubic2d", "aten.upsample_bilinear2d", "aten.upsample_linear1d", "aten.upsample_nearest1d",
-        "aten.upsample_nearest2d", "aten.upsample_nearest3d", "aten.upsample_trilinear3d",
+        "aten._pad_circular", "aten._scaled_dot_product_flash_attention_for_cpu", "aten._upsample_nearest_exact1d",
+        "aten._upsample_nearest_exact2d", "aten._upsample_nearest_exact3d", "aten.baddbmm", "aten.batch_norm",
+        "aten.channel_shuffle", "aten.col2im", "aten.dot", "aten.group_norm", "aten.gru.data", "aten.gru.input",
+        "aten.hardsigmoid", "aten.hardswish", "aten.im2col", "aten.index_add", "aten.index_copy", "aten.instance_norm",
+        "aten.layer_norm", "aten.linear", "aten.lstm.data", "aten.lstm.input", "aten.matmul", "aten.mish", "aten.mv",
+        "aten.native_channel_shuffle", "aten.pixel_shuffle", "aten.pixel_unshuffle", "aten.reflection_pad1d",
+        "aten.reflection_pad2d", "aten.reflection_pad3d", "aten.replication_pad1d", "aten.replication_pad2d",
+        "aten.replication_pad3d", "aten.rms_norm", "aten.rnn_relu.data", "aten.rnn_relu.input", "aten.rnn_tanh.data",
+        "aten.rnn_tanh.input", "aten.roll", "aten.scaled_dot_product_attention", "aten.silu", "aten.softmax",
+        "aten.softplus", "aten.upsample_bicubic2d", "aten.upsample_bilinear2d", "aten.upsample_linear1d",
+        "aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d", "aten.upsample_trilinear3d",
     }
 )  # fmt: skip
 LARGEST_JSON_BYTES = 1 << 30
