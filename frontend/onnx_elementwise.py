@@ -33,8 +33,12 @@ def _pow(c: Context) -> Result:
     if not exponent.type.dtype.is_float:
         wide = max((base.type.dtype, exponent.type.dtype), key=lambda dtype: dtype.bits)
         return c.cast(c.op("pow", c.cast(base, wide), c.cast(exponent, wide)), base.type.dtype)
+    # A cast drops what is behind the point: a power that is whole but for rounding is that number.
     power = c.op("pow", c.cast(base, dtypes.F64), c.cast(exponent, dtypes.F64))
-    return c.cast(power, base.type.dtype)
+    whole = c.op("round", power)
+    apart = c.op("abs", c.op("sub", power, whole))
+    near = c.op("le", apart, c.op("mul", c.op("abs", power), c.scalar(1e-12, dtypes.F64)))
+    return c.cast(c.op("where", near, whole, power), base.type.dtype)
 
 
 @onnx_op("Mod")

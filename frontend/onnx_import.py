@@ -56,6 +56,8 @@ MOST_CHOICES = 6  # conditions on what inputs hold
 LARGEST_BYTES = 1 << 47  # of one tensor: what a process can address
 DEEPEST_CALL = 32  # functions inside functions
 _EXAMPLES = 5
+# Deprecated for what the text of the operator set said of them, and run by everyone.
+_STILL_RUN = frozenset({"GroupNormalization"})
 # What reading nonsense can raise. It is reported as a fault of the node.
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, TypeError, ValueError)
 
@@ -372,7 +374,7 @@ class Importer:
         schema = _schema(node.op_type, domain, version)
         if schema is None:
             raise UnsupportedError(onnx_custom.why_not(domain, node.op_type, version))
-        if schema.deprecated:
+        if schema.deprecated and node.op_type not in _STILL_RUN:
             raise ModelError(f"{node.op_type} was removed in operator set {schema.since_version}", where=name)
         _check_node(node, schema, attributes, name)
         if version < FIRST_MODERN and not domain and not poisoned:

@@ -117,8 +117,8 @@ sequences whose length is known when building are resolved into their tensors.
 condition follows from sizes, or compares a one-element input with a number, is decided before the run: there is one
 program for each answer. Sizes that only data gives (of `NonZero`, `Unique`, `NonMaxSuppression`, a `Range` or `Reshape`
 to computed numbers, results of loops and branches) are found while running; ranks must be known when building. A size
-that does not fit, such as a negative one, ends the run with an error that names the node. A loop without an end is ended
-by the deadline of a run (`timeout_seconds`).
+that does not fit, such as a negative one, ends the run with an error that names the node. A loop without an end is
+ended by the deadline of a run (`timeout_seconds`).
 
 ## Random numbers
 

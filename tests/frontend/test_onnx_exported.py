@@ -11,7 +11,16 @@ from onnx import helper
 from aot.errors import UnsupportedError
 from aot.evaluate import evaluate
 from aot.frontend import load, load_with_info
-from tests.frontend.models import FLOAT, INT64, Array, assert_same, by_onnxruntime, model_of
+from tests.frontend.models import (
+    FLOAT,
+    INT64,
+    Array,
+    assert_same,
+    by_onnxruntime,
+    check_against_onnxruntime,
+    model_of,
+    single,
+)
 
 RNG = np.random.default_rng(7)
 
@@ -205,3 +214,10 @@ def test_a_batch_that_a_reshape_has_as_one() -> None:
     model = model_of(nodes, {"x": (FLOAT, ["b", 4, "n"])}, ["y"], constants=constants)
     assert load(model).inputs[0].type.shape[0] == 1
     agrees(model, {"x": normal(1, 4, 5)})
+
+
+@pytest.mark.parametrize(("opset", "count"), [(18, 2), (20, 2), (21, 4)])
+def test_group_normalization_of_every_operator_set(opset: int, count: int) -> None:
+    """Until operator set 21 it is deprecated, and has one scale and bias per group."""
+    operands = [normal(3, 4, 2, 5), normal(count), normal(count)]
+    check_against_onnxruntime(*single("GroupNormalization", operands, opset=opset, num_groups=2))
