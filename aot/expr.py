@@ -306,6 +306,14 @@ def _modulo(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _power(a: Any, b: Any) -> Any:
+    """Of integers, a negative power is the quotient 1 / a^-b rounded towards zero, and 0 of 0."""
+    if np.asarray(a).dtype.kind != "i" or not np.any(np.asarray(b) < 0):
+        return np.power(a, b)
+    sign = np.where(a == 1, 1, np.where(a == -1, 1 - 2 * (b & 1), 0)).astype(np.asarray(a).dtype)
+    return np.where(b < 0, sign, np.power(a, np.maximum(b, 0)))
+
+
 def _sigmoid(x: Any) -> Any:
     return (1.0 / (1.0 + np.exp(-np.asarray(x, dtype=np.float64)))).astype(np.asarray(x).dtype)
 
@@ -316,7 +324,7 @@ def _rsqrt(x: Any) -> Any:
 
 _PLAIN: Mapping[str, Callable[..., Any]] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": _divide, "floordiv": _floordiv,
-    "mod": _modulo(np.mod), "fmod": _modulo(np.fmod), "pow": np.power, "min": np.minimum, "max": np.maximum,
+    "mod": _modulo(np.mod), "fmod": _modulo(np.fmod), "pow": _power, "min": np.minimum, "max": np.maximum,
     "neg": np.negative, "abs": np.abs, "sign": np.sign, "sqrt": np.sqrt, "rsqrt": _rsqrt, "exp": np.exp,
     "log": np.log, "log1p": np.log1p, "expm1": np.expm1, "sin": np.sin, "cos": np.cos, "tan": np.tan,
     "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
