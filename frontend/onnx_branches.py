@@ -22,6 +22,9 @@ from aot.ops.opdef import DimMismatch
 
 _KEEPS_THE_ELEMENT = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Cast", "Gather"})
 
+MOST_ANSWERS = 6  # that one program is made for
+MOST_INPUTS = 3  # that it asks
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -29,6 +32,12 @@ class Choices:
 
     chosen: Mapping[str, int] = field(default_factory=dict)
     excluded: Mapping[str, frozenset[int]] = field(default_factory=dict)
+
+    @property
+    def full(self) -> bool:
+        """Whether further conditions are left to the run: each input with choices multiplies the programs."""
+        answers = len(self.chosen) + sum(map(len, self.excluded.values()))
+        return answers >= MOST_ANSWERS or len({*self.chosen, *self.excluded}) >= MOST_INPUTS
 
     def with_chosen(self, name: str, value: int) -> Choices:
         return Choices({**self.chosen, name: value}, self.excluded)

@@ -52,7 +52,6 @@ from aot.ops import OPS
 from aot.ops.opdef import DimMismatch
 
 LARGEST_ROUNDS = 64  # conditions on symbols that one import may add
-MOST_CHOICES = 6  # conditions on what inputs hold
 LARGEST_BYTES = 1 << 47  # of one tensor: what a process can address
 DEEPEST_CALL = 32  # functions inside functions
 _EXAMPLES = 5
@@ -520,7 +519,8 @@ class Importer:
             inner = Scope(initializers=_initializers(branch), parent=scope)
             self._nodes(branch.node, inner, replace(frame, prefix=f"{name}/"))
             return [self._read(info.name, inner, name) for info in branch.output]
-        self.branches.decide_by_input(condition)
+        if not self.branches.choices.full:  # else there would be too many programs
+            self.branches.decide_by_input(condition)
         try:
             with self.builder.at(frame.loc or name):
                 made = import_if(self, condition, attributes, name, list(node.output), scope, frame)
@@ -714,8 +714,9 @@ def _named(graph: Graph, names: Mapping[Value, str]) -> Graph:
 
 def _declared_sizes(model: OnnxModel, graph: Graph) -> Iterable[tuple[Dim, str]]:
     """Extents of results, with the names that the model declares for them."""
-    for info, value in zip(model.graph.output, graph.outputs, strict=True):
-        declared = info.type.tensor_type.shape.dim
+    infos = {info.name: info for info in model.graph.output}
+    for value in graph.outputs:
+        declared = infos[value.name].type.tensor_type.shape.dim if value.name in infos else ()
         if len(declared) == value.type.rank:
             yield from ((extent, dim.dim_param) for extent, dim in zip(value.type.shape, declared, strict=True))
 
@@ -817,9 +818,6 @@ def _explore(
     try:
         return [_attempt(model, Bindings(dims), choices)]
     except InputChoice as choice:
-        if len(choices.chosen) + sum(map(len, choices.excluded.values())) >= MOST_CHOICES:
-            reason = f"more than {MOST_CHOICES} branches depend on what inputs hold"
-            raise UnsupportedError(reason, where=f"input {choice.name!r}") from None
         held = _explore(model, dims, choices.with_chosen(choice.name, choice.value))
         return held + _explore(model, dims, choices.without(choice.name, choice.value))
 
