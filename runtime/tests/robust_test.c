@@ -180,16 +180,19 @@ static void *exit_soon(void *unused) {
 /* Leaves with sessions alive, threads in runs, and the pool's threads spinning or parked. */
 static int leave(const char *how) {
     alarm(LONGEST_SECONDS);
-    aot_model *model = load(artifact_path, strcmp(how, "mapped") == 0 ? AOT_LOAD_MAP_WEIGHTS : 0u);
-    aot_pool *pool = NULL;
+    static aot_model *model; /* static, so that LeakSanitizer finds all of it */
+    static aot_pool *pool;
+    static aot_session *alive[4];
+    model = load(artifact_path, strcmp(how, "mapped") == 0 ? AOT_LOAD_MAP_WEIGHTS : 0u);
     CHECK(aot_pool_create(2, &pool, NULL) == AOT_OK);
     pthread_t thread;
     for (int i = 0; i < 3; ++i) {
-        aot_session *session = new_session(model, 2, i % 2 ? pool : NULL);
-        CHECK(pthread_create(&thread, NULL, run_for_ever, session) == 0);
+        alive[i] = new_session(model, 2, i % 2 ? pool : NULL);
+        CHECK(pthread_create(&thread, NULL, run_for_ever, alive[i]) == 0);
         CHECK(pthread_detach(thread) == 0);
     }
-    run_right(new_session(model, 1, NULL), 3);
+    alive[3] = new_session(model, 1, NULL);
+    run_right(alive[3], 3);
     nanosleep(&(struct timespec){0, 20000000}, NULL);
     if (strcmp(how, "thread") == 0) {
         CHECK(pthread_create(&thread, NULL, exit_soon, NULL) == 0);

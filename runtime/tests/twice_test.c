@@ -13,7 +13,7 @@
 
 #if defined(__SANITIZE_ADDRESS__)
 /* UndefinedBehaviorSanitizer forgets a few bytes of its own for every library. */
-const char *__asan_default_options(void);
+__attribute__((visibility("default"))) const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "detect_leaks=0"; }
 #endif
 
