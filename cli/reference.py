@@ -79,7 +79,13 @@ class Reference:
             results = self._session.run(None, {name: feed[name] for name in self.inputs})
         except Exception as error:
             raise ModelError(f"ONNX Runtime cannot run the model on these inputs: {_first_line(error)}") from error
-        return {name: _tensor(value) for name, value in zip(self.outputs, results, strict=True)}
+        found: dict[str, Array] = {}
+        for name, value in zip(self.outputs, results, strict=True):
+            if isinstance(value, list) and all(isinstance(item, np.ndarray) for item in value):
+                found |= {f"{name}_{number}": item for number, item in enumerate(value)}  # as the import names them
+            else:
+                found[name] = _tensor(value)
+        return found
 
 
 def _tensor(value: Any) -> Any:

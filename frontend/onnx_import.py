@@ -181,9 +181,20 @@ class Importer:
                 raise ModelError(f"output {info.name!r} is unnamed or declared twice")
             seen.add(info.name)
             entry = self._read(info.name, scope, f"output {info.name!r}")
-            if isinstance(entry, TensorList | Absent):
-                kind = "sequence" if isinstance(entry, TensorList) else "optional"
-                self._reject("", f"outputs of {kind} type", 0, "make each tensor an output of its own", info.name)
+            if isinstance(entry, Absent):
+                self._reject("", "outputs of optional type", 0, "make the tensor an output", info.name)
+            if isinstance(entry, TensorList):
+                parts = [f"{info.name}_{number}" for number in range(len(entry.items))]
+                taken = {*parts} & {output.name for output in graph.output}
+                if taken or not parts:
+                    reason = "it is empty" if not parts else f"{min(taken)!r} is an output already"
+                    self._reject("", "outputs of sequence type", 0, reason, info.name)
+                    continue
+                self.notes.append(
+                    (f"the sequence {info.name!r} is given as its tensors, {', '.join(parts)}", info.name)
+                )
+                for part, item in zip(parts, entry.items, strict=True):
+                    outputs.append(self._output(item, part, outputs))
             if isinstance(entry, Value):
                 self._check_rank(entry, info)
                 outputs.append(self._output(entry, info.name, outputs))

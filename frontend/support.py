@@ -109,7 +109,7 @@ Not supported: {missing}.
 Not supported: {ml_missing}.
 
 Tensors of strings have no place in an artifact: labels and categories must be integers. Nor have sequences and maps:
-sequences whose length is known when building are resolved into their tensors.
+sequences whose length is known when building are resolved into their tensors, an output `s` into `s_0`, `s_1`, …
 
 ## Control flow and sizes from data
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 from aot.errors import AotError, ModelError, UnsupportedError
-from aot.frontend import load
+from aot.evaluate import evaluate
+from aot.frontend import load, load_with_info
 from tests.frontend.models import FLOAT, INT64, Array, check_against_onnxruntime, model_of
 
 RNG = np.random.default_rng(5)
@@ -142,7 +143,23 @@ def test_what_data_decides_is_refused_with_the_reason() -> None:
             load(model_of(nodes, inputs, ["y"], constants={"far": np.array(9)}))
 
 
-def test_outputs_of_sequence_type_are_refused() -> None:
-    model = model_of([node("SplitToSequence", ["x"], ["s"])], {"x": (TensorProto.FLOAT, [4])}, ["s"])
-    with pytest.raises(UnsupportedError, match="outputs of sequence type"):
-        load(model)
+def test_outputs_of_sequence_type_are_given_as_their_tensors() -> None:
+    """As for sklearn's MultiOutputClassifier, whose probabilities are a sequence."""
+    model = model_of([node("SplitToSequence", ["x", "two"], ["s"])], {"x": (FLOAT, [5, "n"])}, ["s"],
+                     constants={"two": np.array(2)})  # fmt: skip
+    graph, info = load_with_info(model)
+    assert [value.name for value in graph.outputs] == ["s_0", "s_1", "s_2"]
+    assert any("the sequence 's' is given as its tensors, s_0, s_1, s_2" in text for text in info.warnings)
+    x = normal(5, 3)
+    for mine, theirs in zip(evaluate(graph, {"x": x}), (x[:2], x[2:4], x[4:]), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_outputs_of_sequence_type_without_names_are_refused() -> None:
+    split = node("SplitToSequence", ["x"], ["s"])
+    for nodes, outputs, reason in (
+        ([split, node("Relu", ["x"], ["s_1"])], ["s", "s_1"], "'s_1' is an output already"),
+        ([node("SequenceEmpty", [], ["s"])], ["s"], "it is empty"),
+    ):
+        with pytest.raises(UnsupportedError, match=f"outputs of sequence type.*{reason}"):
+            load(model_of(nodes, {"x": (FLOAT, [4])}, outputs))
