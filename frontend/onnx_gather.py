@@ -163,7 +163,7 @@ def _resized(
         return interpolated(c, attrs, axes, shape, roi, antialias)
     changed = [axis for axis, (have, want) in enumerate(zip(x.type.shape, shape, strict=True)) if have != want]
     if mode == "cubic" and len(changed) > 2:  # its weights are products, and four to the power of the axes are many
-        factors = list(attrs["scales"]) if isinstance(attrs["scales"], tuple) else []
+        factors = factors if attrs["scales"] else []
         for axis in changed[:-2]:
             between = tuple(shape[axis] if number == axis else extent for number, extent in enumerate(x.type.shape))
             alone = tuple(factor if number == axis else 1.0 for number, factor in enumerate(factors))

@@ -195,7 +195,9 @@ def _samples(rng: Any) -> list[Sample]:
     grid = integers(rng, 1, 60, 4, lo=0, hi=6).astype(np.float32)
     ties = integers(rng, 1, 2, 60, lo=0, hi=4).astype(np.float32)
     ties[0, 0, :3] = np.nan, np.inf, -np.inf
-    grid[0, 5:8] = [[np.nan] * 4, [-np.inf, 0, np.inf, 1], [3, 3, 3, 3]]
+    grid[0, 5] = np.nan
+    grid[0, 6] = -np.inf, 0, np.inf, 1
+    grid[0, 7] = 3
     for overlap in (0.5, 0.7, 1 / 3):
         found.append(Sample((grid, ties, *numbers(60, overlap, None)), {"room": 60}))
         found.append(Sample((grid, ties, *numbers(20, overlap, 1.0)), {"room": 30}))

@@ -187,7 +187,7 @@ class Generator:
         """A result of this body: something it made, or an outer thing itself by way of Identity."""
         found = [t for t in body.all if t.rank == rank and (lengths is None or t.length in lengths)]
         latest = [t for t in found if t in body.things]
-        thing = self.pick(latest if latest and self.chance(0.8) else found)
+        thing: Thing = self.pick(latest if latest and self.chance(0.8) else found)
         return replace(thing, name=self.add(body, "Identity", [thing.name]))
 
     def info(self, thing: Thing, dtype: int = FLOAT) -> ValueInfoProto:

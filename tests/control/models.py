@@ -136,6 +136,7 @@ def check_partition(graph: Graph) -> FlowChart | None:
         verify(block)
         assert not any(node.op in CONTROL for node in block.nodes)
         assert block.nodes and block.outputs
+        assert block.environment is not None
         assert set(block.symbols) <= set(block.environment) <= set(chart.symbols)
     placed = [node.outputs for block in chart.blocks for node in block.nodes if node.op != "copy"]
     wanted = [node.outputs for node in plain if node.op != "copy"]
@@ -169,7 +170,7 @@ def check_steps(chart: FlowChart, steps: Sequence[FlowStep], live: set[int], giv
         assert set(reads) <= live, f"{step} reads what has no value"
         match step.op:
             case FlowOp.CALL:
-                assert set(chart.blocks[step.block].environment) <= given
+                assert set(chart.blocks[step.block].symbols) <= given
                 live |= set(step.outputs)
             case FlowOp.READ:
                 need(step.dims)

@@ -22,7 +22,8 @@ FAULTS: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
         {"x": [1, 2], "k": [2]}, {"x": [1, 2], "k": [3]}, "2.*3"),
     "reshape that does not fit": (
         "float[n] x, int64[2] s) => (float[a,b] y) { y = Reshape (x, s) }",
-        {"x": [1, 2, 3, 4], "s": [2, 2]}, {"x": [1, 2, 3, 4], "s": [2, 3]}, r"4 elements, the shape \[2, 3\].* needs 6"),
+        {"x": [1, 2, 3, 4], "s": [2, 2]}, {"x": [1, 2, 3, 4], "s": [2, 3]},
+        r"4 elements, the shape \[2, 3\].* needs 6"),
     "reshape with a rest that does not fit": (
         "float[n] x, int64[2] s) => (float[a,b] y) { y = Reshape (x, s) }",
         {"x": [1, 2, 3, 4], "s": [2, -1]}, {"x": [1, 2, 3, 4], "s": [3, -1]}, r"4 elements, the shape \[3, 1\]"),
@@ -75,7 +76,8 @@ def test_faults_name_the_node(check: Checker, name: str) -> None:
 
 
 ENDLESS = """g (float x) => (float y) <bool yes = {1}> {
-    y = Loop (, yes, x) <body = b (int64 i, bool ci, float a) => (bool co, float a1) { co = Identity (ci) a1 = Neg (a) }>
+    y = Loop (, yes, x) <body = b (int64 i, bool ci, float a) => (bool co, float a1)
+            { co = Identity (ci) a1 = Neg (a) }>
 }"""
 
 
@@ -89,7 +91,8 @@ def test_a_deadline_ends_a_loop_without_an_end(check: Checker) -> None:
 def test_an_endless_loop_over_nothing(check: Checker) -> None:
     """A body without work is ended by the deadline too."""
     model = model_of("""g (bool c) => (bool y) {
-        y = Loop (, c, c) <body = b (int64 i, bool ci, bool a) => (bool co, bool a1) { co = Identity (ci) a1 = Identity (a) }>
+        y = Loop (, c, c) <body = b (int64 i, bool ci, bool a) => (bool co, bool a1)
+                { co = Identity (ci) a1 = Identity (a) }>
     }""")
     with check.build(model).load() as loaded:
         assert not loaded.run({"c": np.array(False)})["y"]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from aot.errors import ModelError, UnsupportedError
-from aot.frontend import load
-from tests.control.models import Array, Checker, model_of
+from aot.evaluate import evaluate
+from aot.frontend import load, load_variants
+from tests.control.models import Array, Checker, arrays, assert_same, by_onnxruntime, fits, model_of
 
 
 def floats(*shape: int, seed: int = 0) -> Array:
@@ -38,7 +39,8 @@ def test_what_a_branch_may_return(check: Checker) -> None:
         size = Shape (x)
         p, q, r, v, t = If (c) <
             then_branch = th () => (float[] p1, int64[] q1, float[] r1, float[] g1, float[] t1) {{
-                p1 = Identity (x) q1 = Identity (size) r1 = Identity (d) g1 = Identity (r1) t1 = ReduceSum <keepdims = 0> (d)
+                p1 = Identity (x) q1 = Identity (size) r1 = Identity (d) g1 = Identity (r1)
+                t1 = ReduceSum <keepdims = 0> (d)
             }},
             else_branch = el () => (float[] p2, int64[] q2, float[] r2, float[] g2, float[] t2) {{
                 p2 = Identity (w) q2 = Identity (k) r2 = Neg (d) g2 = Neg (d)
@@ -166,3 +168,22 @@ def test_results_that_have_no_common_type(then: str, other: str, error: type[Exc
     with pytest.raises(error, match=reason) as caught:
         load(model)
     assert "the_choice" in str(caught.value)
+
+
+def test_more_conditions_on_inputs_than_there_are_programs(check: Checker) -> None:
+    """Each flag of the first ones doubles the programs; the others are decided when running."""
+    count = 9
+    flags = ", ".join(f"bool c{i}" for i in range(count))
+    steps = "\n".join(
+        f"""x{i + 1} = If (c{i}) <then_branch = t{i} () => (float[] a{i}) {{ a{i} = Neg (x{i}) }},
+                                  else_branch = e{i} () => (float[] b{i}) {{ b{i} = Add (x{i}, x0) }}>"""
+        for i in range(count)
+    )
+    model = model_of(f"g (float[n] x0, {flags}) => (float[n] y) {{ {steps} y = Exp (x{count}) }}")
+    graphs = [graph for _, graph in load_variants(model)[0]]
+    assert 1 < len(graphs) <= 8
+    for graph in graphs:
+        for number in (0, 300, 511):
+            feed = arrays({"x0": [0.5, -1]} | {f"c{i}": number >> i & 1 for i in range(count)}, model)
+            if fits(graph, feed):
+                assert_same(evaluate(graph, feed), by_onnxruntime(model, [feed])[0], f"flags {number}")

@@ -58,7 +58,8 @@ def sample() -> Graph:
 
 
 FEED = {
-    "x": np.arange(8, dtype=np.float32).reshape(2, 4), "trips": np.array(2), "go": np.array(True), "sizes": np.array([3, 0])
+    "x": np.arange(8, dtype=np.float32).reshape(2, 4), "trips": np.array(2), "go": np.array(True),
+    "sizes": np.array([3, 0]),
 }  # fmt: skip
 
 
@@ -131,10 +132,12 @@ BROKEN: dict[str, Callable[[Graph], Graph]] = {
     "what is carried is missing": changed("loop", inputs=lambda node: (*node.inputs[:2], None, *node.inputs[3:])),
     "two regions of a loop": changed("loop", regions=lambda node: node.regions * 2),
     "trips of another type": changed("loop", inputs=lambda node: (node.inputs[1], *node.inputs[1:])),
-    "a loop's condition of another type": changed("loop", inputs=lambda node: (node.inputs[0], node.inputs[0], *node.inputs[2:])),
+    "a loop's condition of another type": changed(
+        "loop", inputs=lambda node: (node.inputs[0], node.inputs[0], *node.inputs[2:])),
     "a region without a condition": changed("loop", regions=other_region(0, outputs=lambda region: region.outputs[1:])),
     "a region without an iteration": changed("loop", regions=other_region(0, inputs=lambda region: region.inputs[1:])),
-    "a condition that the loop does not have": changed("loop", inputs=lambda node: (node.inputs[0], None, *node.inputs[2:])),
+    "a condition that the loop does not have": changed(
+        "loop", inputs=lambda node: (node.inputs[0], None, *node.inputs[2:])),
     "stacked results are too many": changed("loop", outputs=lambda node: (*node.outputs, Value(ONE_BOOL))),
     "stacked results of the wrong rank": changed("loop", outputs=retyped(1, TensorType(dtypes.F32, (4, 4)))),
     "stacked results of the wrong type": changed("loop", outputs=retyped(1, TensorType(dtypes.F64, (4,)))),

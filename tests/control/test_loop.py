@@ -43,7 +43,8 @@ def test_trips(check: Checker, given: str) -> None:
 def test_known_trips_and_a_constant_start(check: Checker) -> None:
     model = model_of("""g (float[n] x) => (float y, float[t,n] rows, int64[t] numbers)
         <int64 M = {4}, bool yes = {1}, float start = {0.5}> {
-        y, rows, numbers = Loop (M, yes, start) <body = b (int64 i, bool ci, float a) => (bool co, float a1, float[] r, int64 k) {
+        y, rows, numbers = Loop (M, yes, start) <body = b (int64 i, bool ci, float a)
+                => (bool co, float a1, float[] r, int64 k) {
             co = Identity (ci)
             fi = Cast <to = 1> (i)
             a1 = Add (a, fi)
@@ -93,7 +94,8 @@ def test_swap_of_two(check: Checker) -> None:
 
 
 def test_stacked_results_of_several_ranks(check: Checker) -> None:
-    model = model_of("""g (float[n,2] x, int64 M) => (float[t] p, float[t,n,2] q, bool[t,n] r, int64[t,1] s, float[t,2,n] u)
+    model = model_of("""g (float[n,2] x, int64 M)
+            => (float[t] p, float[t,n,2] q, bool[t,n] r, int64[t,1] s, float[t,2,n] u)
         <bool yes = {1}, int64[1] one = {1}, float zero = {0}> {
         p, q, r, s, u = Loop (M, yes) <body = b (int64 i, bool ci)
                 => (bool co, float p1, float[] q1, bool[] r1, int64[] s1, float[] u1) {
@@ -112,14 +114,16 @@ def test_stacked_results_of_several_ranks(check: Checker) -> None:
 
 
 def test_nested_loops_and_captures_at_every_level(check: Checker) -> None:
-    model = model_of("""g (float[n] x, int64 M, float k) => (float[n] y, float[a,b] trace) <bool yes = {1}, int64 one = {1}> {
+    model = model_of("""g (float[n] x, int64 M, float k) => (float[n] y, float[a,b] trace)
+            <bool yes = {1}, int64 one = {1}> {
         twice = Add (x, x)
         y, trace = Loop (M, yes, x) <body = b (int64 i, bool ci, float[] a) => (bool co, float[] a1, float[] t) {
             co = Identity (ci)
             three = Constant <value = int64 {3}> ()
             inner_trips = Add (three, one)
             scaled = Mul (a, k)
-            a1, t = Loop (inner_trips, yes, scaled) <body = c (int64 j, bool cj, float[] q) => (bool dj, float[] q2, float q3) {
+            a1, t = Loop (inner_trips, yes, scaled) <body = c (int64 j, bool cj, float[] q)
+                    => (bool dj, float[] q2, float q3) {
                 dj = Identity (cj)
                 both = Add (i, j)
                 fb = Cast <to = 1> (both)
@@ -149,7 +153,8 @@ def test_inner_trips_that_depend_on_the_iteration(check: Checker) -> None:
 
 
 def test_loop_in_if_in_loop(check: Checker) -> None:
-    model = model_of("""g (float[n] x, int64 M) => (float[m] y) <bool yes = {1}, int64 two = {2}, int64 zero = {0}, float[2] w = {1,2}> {
+    model = model_of("""g (float[n] x, int64 M) => (float[m] y) <bool yes = {1}, int64 two = {2},
+            int64 zero = {0}, float[2] w = {1,2}> {
         y = Loop (M, yes, x) <body = b (int64 i, bool ci, float[] a) => (bool co, float[] a1) {
             co = Identity (ci)
             odd = Mod (i, two)
@@ -194,7 +199,8 @@ def test_iteration_and_condition_of_shape_one(check: Checker) -> None:
 
 
 def test_sizes_from_data_in_every_iteration(check: Checker) -> None:
-    model = model_of("""g (float[n] x, int64 M) => (float[m] y, int64[t] counts) <bool yes = {1}, float half = {0.5}, float zero = {0}> {
+    model = model_of("""g (float[n] x, int64 M) => (float[m] y, int64[t] counts) <bool yes = {1},
+            float half = {0.5}, float zero = {0}> {
         y, counts = Loop (M, yes, x) <body = b (int64 i, bool ci, float[] a) => (bool co, float[] a2, int64 count) {
             co = Identity (ci)
             a1 = Sub (a, half)
@@ -260,7 +266,8 @@ def test_carried_values_that_cannot_be(check: Checker) -> None:
 
 def test_carried_constant_that_stays(check: Checker) -> None:
     """What is carried and never changed, and a carried value that only later differs from the first."""
-    model = model_of("""g (float[n] x, int64 M) => (float[n] y, float[2] z, float[k] u) <bool yes = {1}, float[2] c = {1,2}, float[1] d = {3}> {
+    model = model_of("""g (float[n] x, int64 M) => (float[n] y, float[2] z, float[k] u)
+            <bool yes = {1}, float[2] c = {1,2}, float[1] d = {3}> {
         y, z, u = Loop (M, yes, x, c, d) <body = b (int64 i, bool ci, float[] a, float[] p, float[] q)
                 => (bool co, float[] a1, float[] p1, float[] q1) {
             co = Identity (ci)

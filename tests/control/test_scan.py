@@ -36,7 +36,7 @@ def test_running_sum(check: Checker, opset: int, backwards: int) -> None:
 
 @pytest.mark.parametrize(
     ("axis", "out_axis", "backwards", "out_backwards"),
-    [*itertools.product((0, 1, 2), (0, 2), (0, 1), (0, 1))][::3] + [(-1, -1, 1, 0), (-2, -3, 0, 1)],
+    [*[*itertools.product((0, 1, 2), (0, 2), (0, 1), (0, 1))][::3], (-1, -1, 1, 0), (-2, -3, 0, 1)],
 )
 def test_axes_and_directions(check: Checker, axis: int, out_axis: int, backwards: int, out_backwards: int) -> None:
     rest = ["p", "q"]
@@ -44,7 +44,8 @@ def test_axes_and_directions(check: Checker, axis: int, out_axis: int, backwards
     shape = ",".join([*rest[:place], "t", *rest[place:]])
     model = model_of(f"""g (float[{shape}] x, float[p,q] s0) => (float[p,q] sf, float[a,b,c] ys) <float k = {{2}}> {{
         sf, ys = Scan <num_scan_inputs = 1, scan_input_axes = [{axis}], scan_input_directions = [{backwards}],
-                       scan_output_axes = [{out_axis}], scan_output_directions = [{out_backwards}], body = c {SUM}> (s0, x)
+                       scan_output_axes = [{out_axis}], scan_output_directions = [{out_backwards}],
+                       body = c {SUM}> (s0, x)
     }}""")
     for t, p, q in ((4, 2, 3), (1, 1, 2)):
         extents = [p, q]
@@ -88,7 +89,8 @@ def test_without_states(check: Checker) -> None:
 
 
 def test_scan_in_loop_in_scan_with_an_if(check: Checker) -> None:
-    model = model_of("""g (float[n] s0, float[t,n] x, int64 M) => (float[n] sf, float[t,n] ys) <bool yes = {1}, float zero = {0}> {
+    model = model_of("""g (float[n] s0, float[t,n] x, int64 M) => (float[n] sf, float[t,n] ys)
+            <bool yes = {1}, float zero = {0}> {
         sf, ys = Scan <num_scan_inputs = 1, body = c (float[] st, float[] xi) => (float[] st2, float[] o) {
             st1 = Loop (M, yes, st) <body = l (int64 i, bool ci, float[] a) => (bool co, float[] a1) {
                 co = Identity (ci)

@@ -46,10 +46,13 @@ CASES: Mapping[str, tuple[str, list[Feed]]] = {
               [{"x": X, "s": s, "e": e} for s, e in (
                   ([0, 0], [4, 6]), ([1, -3], [-1, 100]), ([3, 0], [1, 1]), ([-100, 2], [2, -1]), ([4, 6], [9, 9]))]),
     "slice_of_axes_and_steps": (
-        "float[n,k] x, int64[2] s, int64[2] e, int64[2] axes, int64[2] st) => (float[a,b] y) { y = Slice (x, s, e, axes, st) }",
+        "float[n,k] x, int64[2] s, int64[2] e, int64[2] axes, int64[2] st) => "
+        "(float[a,b] y) { y = Slice (x, s, e, axes, st) }",
         [{"x": X, "s": s, "e": e, "axes": axes, "st": st} for s, e, axes, st in (
-            ([0, 0], [4, 6], [0, 1], [1, 1]), ([5, 3], [-100, 0], [1, 0], [-2, -1]), ([1, 1], [3, 2], [-1, -2], [2, 1]))]),
-    "split": ("float[n,k] x, int64[3] parts) => (float[n,a] p, float[n,b] q, float[n,c] r) { p, q, r = Split <axis = 1> (x, parts) }",
+            ([0, 0], [4, 6], [0, 1], [1, 1]), ([5, 3], [-100, 0], [1, 0], [-2, -1]),
+            ([1, 1], [3, 2], [-1, -2], [2, 1]))]),
+    "split": ("float[n,k] x, int64[3] parts) => "
+              "(float[n,a] p, float[n,b] q, float[n,c] r) { p, q, r = Split <axis = 1> (x, parts) }",
               [{"x": X, "parts": parts} for parts in ([2, 2, 2], [1, 5, 0], [6, 0, 0])]),
     "squeeze": ("float[n,1,1,k] x, int64[1] axes) => (float[a,b,c] y) { y = Squeeze (x, axes) }",
                 [{"x": X[:, None, None], "axes": axes} for axes in ([1], [2], [-2])]),
@@ -67,21 +70,26 @@ CASES: Mapping[str, tuple[str, list[Feed]]] = {
                       [{"x": X, "c": c} for c in ([False, True, True], [True] * 24)]),
     "unique": ("float[n] x) => (float[m] y, int64[a] i, int64[n] j, int64[b] c) { y, i, j, c = Unique (x) }",
                [{"x": [3, 1, 3, 2, 1, 1]}, {"x": [5]}, {"x": np.arange(9)[::-1]}]),
-    "unique_unsorted": ("int64[n] x) => (int64[m] y, int64[a] i, int64[n] j, int64[b] c) { y, i, j, c = Unique <sorted = 0> (x) }",
+    "unique_unsorted": ("int64[n] x) => "
+                        "(int64[m] y, int64[a] i, int64[n] j, int64[b] c) { y, i, j, c = Unique <sorted = 0> (x) }",
                         [{"x": [3, 1, 3, 2, 1, 1]}, {"x": [5]}]),
-    "unique_rows": ("float[n,k] x) => (float[m,k] y, int64[a] i, int64[n] j, int64[b] c) { y, i, j, c = Unique <axis = 0> (x) }",
+    "unique_rows": ("float[n,k] x) => "
+                    "(float[m,k] y, int64[a] i, int64[n] j, int64[b] c) { y, i, j, c = Unique <axis = 0> (x) }",
                     [{"x": RNG.integers(0, 2, (9, 2))}, {"x": X}, {"x": np.ones((5, 1))}]),
     "unique_columns_unsorted": (
-        "int64[n,k] x) => (int64[n,m] y, int64[a] i, int64[k] j, int64[b] c) { y, i, j, c = Unique <axis = -1, sorted = 0> (x) }",
+        "int64[n,k] x) => "
+        "(int64[n,m] y, int64[a] i, int64[k] j, int64[b] c) { y, i, j, c = Unique <axis = -1, sorted = 0> (x) }",
         [{"x": RNG.integers(0, 2, (2, 9))}, {"x": X}]),
     "unique_of_middle_axis": ("float[n,k,2] x) => (float[n,m,2] y) { y = Unique <axis = 1> (x) }",
                               [{"x": RNG.integers(0, 2, (1, 7, 2))}]),
     "resize_sizes": ('float[1,1,n,k] x, int64[4] s) => (float[a,b,c,d] y) { y = Resize <mode = "linear"> (x, , , s) }',
                      [{"x": X[None, None], "s": s} for s in ([1, 1, 4, 6], [1, 1, 9, 3], [1, 1, 2, 12])]),
-    "resize_sizes_cubic": ('float[1,1,n,k] x, int64[4] s) => (float[a,b,c,d] y) { y = Resize <mode = "cubic"> (x, , , s) }',
+    "resize_sizes_cubic": ('float[1,1,n,k] x, int64[4] s) => '
+                           '(float[a,b,c,d] y) { y = Resize <mode = "cubic"> (x, , , s) }',
                            [{"x": X[None, None], "s": s} for s in ([1, 1, 4, 6], [1, 1, 9, 3])]),
     "gather_of_sizes": (  # arithmetic on sizes that data gives
-        """float[n] x, int64 m) => (float[a,b] y, int64[2] s) <int64 zero = {0}, int64 one = {1}, int64[1] first = {0}> {
+        """float[n] x, int64 m) => (float[a,b] y, int64[2] s) <int64 zero = {0}, int64 one = {1},
+                int64[1] first = {0}> {
             r = Range (zero, m, one)
             f = Cast <to = 1> (r)
             col = Unsqueeze (f, first)
@@ -146,7 +154,8 @@ def test_limits_that_only_the_run_knows(check: Checker) -> None:
     }""")
     boxes, scores = RNG.uniform(0, 5, (1, 30, 4)), RNG.uniform(0, 1, (1, 2, 30))
     check(model, *({"b": boxes, "s": scores, "most": most, "iou": iou, "least": least}
-                   for most, iou, least in ((0, 0.5, 0), (-3, 0.5, 0), (5, 0, 0.5), (1000, 1, -1), (2, 0.1, 2))))  # fmt: skip
+                   for most, iou, least in ((0, 0.5, 0), (-3, 0.5, 0), (5, 0, 0.5), (1000, 1, -1),
+                                            (2, 0.1, 2))))  # fmt: skip
 
 
 EMPTY_OPS = {
@@ -170,7 +179,8 @@ EMPTY_OPS = {
 @pytest.mark.parametrize("name", EMPTY_OPS)
 def test_ops_on_nothing(check: Checker, name: str) -> None:
     """What follows an empty selection."""
-    model = model_of(f"""g (float[n] x) => (float[] y) <float zero = {{0}}, int64[1] one = {{1}}, int64[1] zero_axis = {{0}},
+    model = model_of(f"""g (float[n] x) => (float[] y) <float zero = {{0}}, int64[1] one = {{1}},
+            int64[1] zero_axis = {{0}},
             int64 zero_index = {{0}}, float[1,3] w = {{1,2,3}}, int64[2] rep = {{1,3}}> {{
         keep = Greater (x, zero)
         e = Compress <axis = 0> (x, keep)

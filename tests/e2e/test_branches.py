@@ -100,8 +100,8 @@ def test_a_bool_input_chooses(cache: Path) -> None:
     np.testing.assert_array_equal(model.run({"x": x, "flag": np.array(False)})["y"], x + 3)
 
 
-def test_a_size_that_decides_becomes_a_guard(cache: Path) -> None:
-    """If(Shape(x)[1] // 4 == 2): taken to be true, so sizes from 8 to 11 are accepted and no others."""
+def decided_by_size(other: onnx.GraphProto) -> onnx.ModelProto:
+    """If(Shape(x)[1] // 4 == 2): twice x, else what `other` says."""
     one = helper.make_tensor("one", TensorProto.INT64, [], [1])
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"]),
@@ -111,15 +111,28 @@ def test_a_size_that_decides_becomes_a_guard(cache: Path) -> None:
         helper.make_node("Div", ["width", "four"], ["quarter"]),
         helper.make_node("Constant", [], ["two"], value=helper.make_tensor("two", TensorProto.INT64, [], [2])),
         helper.make_node("Equal", ["quarter", "two"], ["fits"]),
-        helper.make_node(
-            "If", ["fits"], ["y"], name="fits", then_branch=branch("a", "Mul", 2), else_branch=branch("b", "Add", 3)
-        ),
+        helper.make_node("If", ["fits"], ["y"], name="fits", then_branch=branch("a", "Mul", 2), else_branch=other),
     ]
     graph = helper.make_graph(
         nodes, "sized", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "width"])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "width"])],
     )  # fmt: skip
-    artifact = aot.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), cache_dir=cache)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def test_a_size_decides_when_running(cache: Path) -> None:
+    model = aot.load(aot.compile(decided_by_size(branch("b", "Add", 3)), cache_dir=cache).data)
+    for width, want in ((9, 2), (12, 4), (3, 4), (8, 2)):
+        x = np.ones((3, width), np.float32)
+        np.testing.assert_array_equal(model.run({"x": x})["y"], x * want)
+
+
+def test_a_size_that_decides_on_a_rank_becomes_a_guard(cache: Path) -> None:
+    """Where only one branch can be compiled it is taken, so sizes from 8 to 11 are accepted and no others."""
+    other = helper.make_graph(
+        [helper.make_node("ReduceSum", ["x"], ["b"], keepdims=0)], "b", [], [onnx.ValueInfoProto(name="b")]
+    )
+    artifact = aot.compile(decided_by_size(other), cache_dir=cache)
     assert any("from 8 to 11" in note for note in artifact.report.notes)
     model = aot.load(artifact.data)
     x = np.ones((3, 9), np.float32)
