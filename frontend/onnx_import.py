@@ -45,8 +45,8 @@ from aot.frontend.onnx_branches import Branches, Choices, InputChoice
 from aot.frontend.onnx_control import Region, import_if, import_loop, import_scan
 from aot.frontend.onnx_legacy import FIRST_MODERN, modernized
 from aot.frontend.onnx_model import OnnxModel, plain_domain
-from aot.frontend.onnx_registry import CONVERTERS, Absent, Context, Operand, TensorList, UseFunctionBody
-from aot.frontend.onnx_sequences import mapped
+from aot.frontend.onnx_registry import CONVERTERS, Absent, Context, Operand, Stack, TensorList, UseFunctionBody
+from aot.frontend.onnx_sequences import mapped, without_appending
 from aot.ir import Graph, Node, TensorType, Value, live
 from aot.ops import OPS
 from aot.ops.opdef import DimMismatch
@@ -113,7 +113,7 @@ class Poison:
 
 
 POISON = Poison()
-Entry = Value | TensorList | Absent | Poison | None
+Entry = Value | TensorList | Stack | Absent | Poison | None
 
 
 @dataclass
@@ -181,6 +181,9 @@ class Importer:
                 raise ModelError(f"output {info.name!r} is unnamed or declared twice")
             seen.add(info.name)
             entry = self._read(info.name, scope, f"output {info.name!r}")
+            if isinstance(entry, Stack):
+                reason = "its length is only known when running; stack it (ConcatFromSequence) in the model"
+                self._reject("", "outputs of sequence type", 0, reason, info.name)
             if isinstance(entry, Absent):
                 self._reject("", "outputs of optional type", 0, "make the tensor an output", info.name)
             if isinstance(entry, TensorList):
@@ -267,6 +270,8 @@ class Importer:
                 for region in reversed(crossed):
                     if isinstance(entry, TensorList):
                         entry = TensorList(tuple(map(region.capture, entry.items)))
+                    if isinstance(entry, Stack):
+                        entry = Stack(region.capture(entry.tensor))
                     entry = region.capture(entry) if isinstance(entry, Value) else entry
                 return entry
             if level.region is not None:
@@ -396,6 +401,8 @@ class Importer:
         tensors = [operand for operand in inputs if operand is None or isinstance(operand, Value)]
         if len(tensors) != len(inputs) and node.op_type == "Identity" and not domain:
             return list(inputs)
+        if len(tensors) != len(inputs) and node.op_type == "Loop" and not domain and not poisoned:
+            return self._appending_loop(node, inputs, attributes, name, scope, frame, version)
         if len(tensors) != len(inputs) and converter is None:
             raise UnsupportedError("a sequence or an optional, where the op takes tensors")
         if node.op_type == "If" and not domain and not poisoned:
@@ -510,6 +517,41 @@ class Importer:
                 part.append(entry)
         self.where = name
         return [TensorList(tuple(part)) for part in made]
+
+    def _appending_loop(
+        self,
+        node: NodeProto,
+        inputs: Sequence[Operand | None],
+        attributes: Mapping[str, AttributeProto],
+        name: str,
+        scope: Scope,
+        frame: Frame,
+        version: int,
+    ) -> Sequence[Entry]:
+        """A Loop that collects tensors in sequences, as TorchScript's lists: it stacks them instead."""
+        places = [number - 2 for number, operand in enumerate(inputs) if isinstance(operand, TensorList | Stack)]
+        for place in places:
+            operand = inputs[2 + place]
+            if place < 0 or not isinstance(operand, TensorList) or operand.items:
+                raise UnsupportedError("a sequence that is not empty before the loop that appends to it")
+        body = without_appending(attributes["body"].g, places)
+        kept = [operand for operand in inputs if operand is None or isinstance(operand, Value)]
+        if len(kept) + len(places) != len(inputs):
+            raise UnsupportedError("a Loop that carries an optional")
+        newer = NodeProto()
+        newer.CopyFrom(node)
+        del newer.output[:]
+        newer.output.extend(output for number, output in enumerate(node.output) if number not in places)
+        newer.output.extend(node.output[place] for place in places)
+        changed = {**attributes, "body": onnx.helper.make_attribute("body", body)}
+        results = list(self._repeat(newer, kept, changed, name, scope, frame, version))
+        stacks = dict(zip(places, results[len(results) - len(places) :], strict=True))
+        others = iter(results[: len(results) - len(places)])
+        entries: list[Entry] = []
+        for number in range(len(node.output)):
+            found = stacks[number] if number in stacks else next(others)
+            entries.append(Stack(found) if number in stacks and isinstance(found, Value) else found)
+        return entries
 
     def _if(
         self,

@@ -33,11 +33,18 @@ class TensorList:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """A sequence of tensors of one shape whose length only the run knows: they lie along axis 0 of one tensor."""
+
+    tensor: Value
+
+
+@dataclass(frozen=True)
 class Absent:
     """An optional without an element."""
 
 
-Operand = Value | TensorList | Absent
+Operand = Value | TensorList | Stack | Absent
 Result = Value | Sequence[Operand | None]
 Converter = Callable[["Context"], Result]
 
@@ -116,8 +123,8 @@ class Context:
 
     def optional(self, index: int) -> Value | None:
         operand = self.operand(index)
-        if isinstance(operand, TensorList | Absent):
-            kind = "a sequence" if isinstance(operand, TensorList) else "an optional"
+        if isinstance(operand, TensorList | Stack | Absent):
+            kind = "an optional" if isinstance(operand, Absent) else "a sequence"
             self.unsupported(f"{kind} as operand {index}, where the op takes a tensor")
         return operand
 

@@ -1,22 +1,27 @@
 """Sequences and optionals whose structure is known when building: tuples of tensors, resolved while importing.
 
-No sequence reaches the graph: an element of one is the tensor that was put there. What depends on data (a
-position, a length) is refused, with the reason.
+No sequence reaches the graph: an element of one is the tensor that was put there. A sequence that a Loop only
+appends to is what the Loop would stack. What else depends on data (a position, a length) is refused, with the reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from onnx import GraphProto, ValueInfoProto
+
 from aot.dims import Dim
 from aot.dtypes import BOOL, I64
+from aot.errors import UnsupportedError
 from aot.frontend.known_tensors import object_array
-from aot.frontend.onnx_registry import Absent, Context, Result, TensorList, onnx_op
+from aot.frontend.onnx_registry import Absent, Context, Result, Stack, TensorList, onnx_op
 from aot.ir import Value
 
 
 def _list(c: Context, index: int) -> TensorList:
     operand = c.operand(index)
+    if isinstance(operand, Stack):
+        c.unsupported("a sequence whose length only the run knows")
     if not isinstance(operand, TensorList):
         c.fail(f"operand {index} must be a sequence")
     return operand
@@ -46,6 +51,9 @@ def _sequence_construct(c: Context) -> Result:
 
 @onnx_op("SequenceAt")
 def _sequence_at(c: Context) -> Result:
+    operand = c.operand(0)
+    if isinstance(operand, Stack):
+        return c.op("gather", operand.tensor, c.input(1), axis=0)
     items = _list(c, 0).items
     return items[_position(c, 1, len(items), len(items) - 1)]
 
@@ -68,6 +76,9 @@ def _sequence_erase(c: Context) -> Result:
 
 @onnx_op("SequenceLength")
 def _sequence_length(c: Context) -> Result:
+    operand = c.operand(0)
+    if isinstance(operand, Stack):
+        return c.dim_scalar(operand.tensor.type.shape[0], I64)
     return _number(c, len(_list(c, 0).items))
 
 
@@ -101,6 +112,9 @@ def _split_to_sequence(c: Context) -> Result:
 
 @onnx_op("ConcatFromSequence")
 def _concat_from_sequence(c: Context) -> Result:
+    operand = c.operand(0)
+    if isinstance(operand, Stack):
+        return _joined(c, operand.tensor)
     items = _list(c, 0).items
     if not items:
         c.fail("an empty sequence cannot be concatenated")
@@ -109,6 +123,20 @@ def _concat_from_sequence(c: Context) -> Result:
     if new:
         items = tuple(c.reshape(x, (*x.type.shape[:axis], 1, *x.type.shape[axis:])) for x in items)
     return c.op("concat", *items, axis=axis) if len(items) > 1 else items[0]
+
+
+def _joined(c: Context, stack: Value) -> Value:
+    """The elements of a stack, one after the other or along a new axis."""
+    rank = stack.type.rank
+    new = c.bool_attribute("new_axis", False)
+    axis = c.axis(c.int_attribute("axis"), rank if new else rank - 1)
+    perm = list(range(1, rank))
+    perm.insert(axis, 0)
+    moved = c.transpose(stack, perm)
+    if new:
+        return moved
+    shape = moved.type.shape
+    return c.reshape(moved, (*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :]))
 
 
 @onnx_op("Optional")
@@ -141,3 +169,36 @@ def mapped(c: Context) -> list[list[Value]]:
         for number, call in enumerate(calls):
             call.append(operand.items[number] if isinstance(operand, TensorList) else c.input(index))
     return calls
+
+
+def without_appending(body: GraphProto, places: Sequence[int]) -> GraphProto:
+    """A Loop's body without the carried sequences at `places`: what it appends to each is a scan output, in that order.
+
+    Raises UnsupportedError for a body that does anything else with one of them.
+    """
+    made = GraphProto()
+    made.CopyFrom(body)
+    appended: list[str] = []
+    for place in places:
+        formal, result = body.input[2 + place].name, body.output[1 + place].name
+        (producer,) = [node for node in made.node if result in node.output] or [None]
+        uses = sum(list(node.input).count(formal) for node in made.node)
+        inside = any(_reads(graph, formal) for node in made.node for a in node.attribute for graph in (a.g, *a.graphs))
+        plain = producer is not None and producer.op_type == "SequenceInsert" and len(producer.input) == 2
+        if producer is None or not plain or producer.input[0] != formal or uses != 1 or inside:
+            raise UnsupportedError("a sequence that a loop changes in another way than by appending one tensor")
+        made.node.remove(producer)
+        appended.append(producer.input[1])
+    for place in sorted(places, reverse=True):
+        del made.input[2 + place]
+        del made.output[1 + place]
+    made.output.extend(ValueInfoProto(name=name) for name in appended)
+    return made
+
+
+def _reads(graph: GraphProto, name: str) -> bool:
+    """Whether a body reads a tensor from outside."""
+    return any(
+        name in node.input or any(_reads(inner, name) for a in node.attribute for inner in (a.g, *a.graphs))
+        for node in graph.node
+    )

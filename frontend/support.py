@@ -22,7 +22,7 @@ LIMITS = {
     "OptionalGetElement": "resolved when building",
     "OptionalHasElement": "resolved when building",
     **{
-        name: "of a length that is known when building"
+        name: "of a length that is known when building, or appended to in a Loop"
         for name in (
             "ConcatFromSequence",
             "SequenceAt",
@@ -109,7 +109,8 @@ Not supported: {missing}.
 Not supported: {ml_missing}.
 
 Tensors of strings have no place in an artifact: labels and categories must be integers. Nor have sequences and maps:
-sequences whose length is known when building are resolved into their tensors, an output `s` into `s_0`, `s_1`, …
+sequences whose length is known when building are resolved into their tensors, an output `s` into `s_0`, `s_1`, …; one
+that a `Loop` appends to is stacked.
 
 ## Control flow and sizes from data
 

@@ -12,7 +12,7 @@ from onnx import helper
 from aot.errors import AotError, ModelError, UnsupportedError
 from aot.evaluate import evaluate
 from aot.frontend import load, load_with_info
-from tests.frontend.models import FLOAT, INT64, Array, check_against_onnxruntime, model_of
+from tests.frontend.models import BOOL, FLOAT, INT64, Array, check_against_onnxruntime, model_of
 
 RNG = np.random.default_rng(5)
 
@@ -121,6 +121,61 @@ def test_optionals() -> None:
         node("Where", ["lacks", "got", "y"], ["w"]),
     ]
     check_against_onnxruntime(model_of(nodes, {"x": (FLOAT, [2])}, ["y", "z", "w"], opset=18), {"x": normal(2)})
+
+
+def appending(*body: onnx.NodeProto, result: str = "longer") -> list[onnx.NodeProto]:
+    """for i in range(n): body, as TorchScript writes it; `kept` and `longer` are carried on."""
+    graph = helper.make_graph(
+        list(body), "body",
+        [helper.make_tensor_value_info("i", INT64, []), helper.make_tensor_value_info("go", BOOL, []),
+         helper.make_tensor_value_info("state", FLOAT, None), onnx.ValueInfoProto(name="list")],
+        [onnx.ValueInfoProto(name=name) for name in ("go", "kept", result)],
+    )  # fmt: skip
+    return [
+        node("Shape", ["x"], ["size"], start=1, end=2),
+        node("Squeeze", ["size"], ["n"]),
+        node("SequenceEmpty", [], ["empty"]),
+        node("Loop", ["n", "true", "first", "empty"], ["last", "found"], body=graph),
+    ]
+
+
+STEP = [
+    node("Gather", ["x", "i"], ["row"], axis=1),
+    node("Add", ["state", "row"], ["kept"]),
+    node("SequenceInsert", ["list", "kept"], ["longer"]),
+]
+
+
+def test_a_loop_that_appends() -> None:
+    nodes = [
+        *appending(*STEP),
+        node("ConcatFromSequence", ["found"], ["stacked"], axis=1, new_axis=1),
+        node("ConcatFromSequence", ["found"], ["joined"], axis=-1),
+        node("SequenceAt", ["found", "two"], ["third"]),
+        node("SequenceLength", ["found"], ["length"]),
+    ]
+    constants = {"true": np.array(True), "first": np.zeros((2, 3), np.float32), "two": np.array(-2)}
+    outputs = ["stacked", "joined", "third", "length", "last"]
+    model = model_of(nodes, {"x": (FLOAT, [2, "n", 3])}, outputs, constants=constants)
+    for n in (4, 7):
+        check_against_onnxruntime(model, {"x": normal(2, n, 3)})
+
+
+def test_a_loop_that_does_more_than_append_is_refused() -> None:
+    constants = {"true": np.array(True), "first": np.zeros((2, 3), np.float32), "zero": np.array(0)}
+    inputs: dict[str, Any] = {"x": (FLOAT, [2, "n", 3])}
+    front = [*STEP[:2], node("SequenceInsert", ["list", "kept", "zero"], ["longer"])]
+    reads = [*STEP, node("SequenceLength", ["list"], ["unused"])]
+    for body in (front, reads):
+        nodes = [*appending(*body), node("ConcatFromSequence", ["found"], ["y"], axis=0)]
+        with pytest.raises(UnsupportedError, match="in another way than by appending one tensor"):
+            load(model_of(nodes, inputs, ["y"], constants=constants))
+    with pytest.raises(UnsupportedError, match=r"outputs of sequence type.*only known when running"):
+        load(model_of(appending(*STEP), inputs, ["found"], constants=constants))
+    begun = appending(*STEP)
+    begun[2] = node("SequenceConstruct", ["first"], ["empty"])
+    with pytest.raises(UnsupportedError, match="a sequence that is not empty before the loop"):
+        load(model_of([*begun, node("SequenceLength", ["found"], ["y"])], inputs, ["y"], constants=constants))
 
 
 def test_what_data_decides_is_refused_with_the_reason() -> None:
