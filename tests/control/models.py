@@ -39,7 +39,10 @@ def model_of(text: str, opset: int = 17, functions: str = "", ir: int = 8) -> on
 def arrays(feed: Feed, model: onnx.ModelProto) -> dict[str, Array]:
     """The feed in the types that the model declares."""
     types = {info.name: info.type.tensor_type.elem_type for info in model.graph.input}
-    return {name: np.asarray(value, onnx.helper.tensor_dtype_to_np_dtype(types[name])) for name, value in feed.items()}
+    return {
+        name: np.array(value, onnx.helper.tensor_dtype_to_np_dtype(types[name]), order="C")
+        for name, value in feed.items()
+    }
 
 
 def by_onnxruntime(model: onnx.ModelProto, feeds: Sequence[Mapping[str, Array]]) -> list[list[Array]]:
