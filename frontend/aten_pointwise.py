@@ -7,7 +7,7 @@ from typing import Any
 
 from aot import dtypes
 from aot.dtypes import DType
-from aot.frontend.aten_types import common_dtype, computing, extreme, filled, pair, promoted, truth, typed
+from aot.frontend.aten_types import common_dtype, computing, convert, extreme, filled, pair, promoted, truth, typed
 from aot.frontend.torch_registry import Context, Result, aten_op, dtype_of
 from aot.ir import Value
 from aot.ops.helpers import wide_dtype
@@ -291,13 +291,6 @@ def _largest(dtype: DType) -> float:
 def _cast(c: Context) -> Result:
     x = c.tensor("a") if "a" in c.arguments else c.tensor("self")
     return convert(c, x, c.dtype)
-
-
-def convert(c: Context, x: Value, dtype: DType) -> Value:
-    """A cast as torch's: what is not whole, or out of range, goes to small integers through i64."""
-    if x.type.dtype.is_float and dtype.is_integer and dtype.bits < 64:
-        x = c.cast(x, dtypes.I64)
-    return c.cast(x, dtype)
 
 
 @aten_op(

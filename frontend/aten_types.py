@@ -76,3 +76,10 @@ def extreme(c: Context, name: str, left: Value, right: Value) -> Value:
     if left.type.dtype.is_bool:
         return c.op_("or" if name == "max" else "and", left, right)
     return c.op_(name, left, right)
+
+
+def convert(c: Context, x: Value, dtype: DType) -> Value:
+    """A cast as torch's: what is not whole, or out of range, goes to small integers through i64."""
+    if x.type.dtype.is_float and dtype.is_integer and dtype.bits < 64:
+        x = c.cast(x, dtypes.I64)
+    return c.cast(x, dtype)

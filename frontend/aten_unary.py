@@ -87,7 +87,7 @@ def _frac(c: Context) -> Result:
 
 @aten_op("round")
 def _round(c: Context) -> Result:
-    decimals = c.int("decimals") if c.has("decimals") else 0
+    decimals = c.integer("decimals") if c.has("decimals") else 0
     if not c.dtype.is_float:
         return c.tensor("self")
 
@@ -126,7 +126,7 @@ def _logit(c: Context) -> Result:
 @aten_op("polygamma", "special_polygamma")
 def _polygamma(c: Context) -> Result:
     """(-1)^(n+1) n! zeta(n + 1, x); order 1 below 1/2 by reflection."""
-    order = c.int("n")
+    order = c.integer("n")
     if order == 0:
         return c.op_("digamma", c.cast(c.tensor("self"), c.dtype))
     x = c.cast(c.cast(c.tensor("self"), c.dtype), dtypes.F64)

@@ -14,7 +14,18 @@ from typing import Any
 from aot import dtypes
 from aot.dims import Dim, DimExpr
 from aot.errors import AotError, CompilerError, ModelError, UnsupportedError
-from aot.frontend import aten_contract, aten_index, aten_pointwise, aten_pool, aten_unary, aten_views, torch_control
+from aot.frontend import (
+    aten_contract,
+    aten_create,
+    aten_index,
+    aten_norm,
+    aten_pointwise,
+    aten_pool,
+    aten_reduce,
+    aten_unary,
+    aten_views,
+    torch_control,
+)
 from aot.frontend.bindings import Bindings, DimOption
 from aot.frontend.edges import Edges
 from aot.frontend.known import KnownBuilder
@@ -29,7 +40,10 @@ from aot.ops.opdef import DimMismatch
 LARGEST_ROUNDS = 64  # conditions on sizes that one import may add
 _EXAMPLES = 5
 # Importing these modules fills CONVERTERS and HIGHER_ORDER.
-CONVERTER_MODULES = (aten_pointwise, aten_unary, aten_views, aten_index, aten_contract, aten_pool, torch_control)
+CONVERTER_MODULES = (
+    aten_pointwise, aten_unary, aten_reduce, aten_norm, aten_create, aten_views, aten_index, aten_contract, aten_pool,
+    torch_control,
+)  # fmt: skip
 ONE_TO_ONE: Mapping[str, str] = {aten_name: op.name for op in OPS.values() for aten_name in op.aten}
 
 
