@@ -7,7 +7,7 @@ All operands arrive at run time, as the suite gives them. Only where the import 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from onnx import numpy_helper
 from onnx.backend.test.case.node import collect_testcases
 from onnx.backend.test.loader import load_model_tests
 
-from aot.errors import UnsupportedError
+import aot
+from aot.errors import TargetError, UnsupportedError
 from aot.evaluate import evaluate
 from aot.frontend import load
 
@@ -80,7 +81,28 @@ def _bound(model: onnx.ModelProto, feed: dict[str, Array], names: set[str]) -> o
     return result
 
 
-def run(case: SuiteCase) -> tuple[str, str]:
+Evaluate = Callable[[onnx.ModelProto, dict[str, Array]], list[Array]]
+
+
+def interpreted(model: onnx.ModelProto, feed: dict[str, Array]) -> list[Array]:
+    """The results of the imported graph, by the interpreter."""
+    return evaluate(load(model), feed)
+
+
+def compiled(cache: Path) -> Evaluate:
+    """The results of the artifact."""
+
+    def apply(model: onnx.ModelProto, feed: dict[str, Array]) -> list[Array]:
+        data = aot.compile(model.SerializeToString(), ("cpu:x86-64-v3",), cache_dir=cache).data
+        with aot.load(data) as loaded:
+            known = {port.name for port in loaded.inputs}
+            results = loaded.run({name: array for name, array in feed.items() if name in known})
+        return [results[info.name] for info in model.graph.output]
+
+    return apply
+
+
+def run(case: SuiteCase, apply: Evaluate = interpreted) -> tuple[str, str]:
     """The verdict on one case, and the reason."""
     inputs, outputs = [_array(item) for item in case.inputs], [_array(item) for item in case.outputs]
     if any(item is None for item in (*inputs, *outputs)):
@@ -91,13 +113,14 @@ def run(case: SuiteCase) -> tuple[str, str]:
     small = [name for name, array in feed.items() if array.size <= 64 and array.ndim <= 1]
     for names in (set(), set(small) - {next(iter(feed), "")}, set(small)):
         try:
-            graph = load(_bound(case.model, feed, names))
+            model = _bound(case.model, feed, names)
+            load(model)
             break
         except UnsupportedError as error:
             if names == set(small):
                 return "unsupported", str(error)
     try:
-        got = evaluate(graph, {name: array for name, array in feed.items() if name not in names})
+        got = apply(model, {name: array for name, array in feed.items() if name not in names})
         assert len(got) == len(outputs)
         for mine, theirs in zip(got, outputs, strict=True):
             assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
@@ -107,6 +130,8 @@ def run(case: SuiteCase) -> tuple[str, str]:
                 relative = max(case.relative, 2**-6 if theirs.dtype.name == "bfloat16" else 1e-3)
                 wide = mine.astype(np.float64), theirs.astype(np.float64)
                 np.testing.assert_allclose(*wide, rtol=relative, atol=max(case.absolute, 1e-7))
+    except TargetError as error:
+        return "unsupported", str(error)
     except Exception as error:
         return "fail", f"{type(error).__name__}: {error}"
     return "pass", ""

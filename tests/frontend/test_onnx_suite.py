@@ -7,10 +7,11 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.frontend.suite import SuiteCase, file_cases, node_cases, run
+from tests.frontend.suite import SuiteCase, compiled, file_cases, node_cases, run
 
 # Passes of a full run (2024 tests without the large models).
 FULL_PASSES = 1777
@@ -51,3 +52,17 @@ def test_suite(record_property: Callable[[str, object], None]) -> None:
     failures = {name: reason for name, (verdict, reason) in verdicts.items() if verdict == "fail"}
     assert set(failures) <= set(KNOWN_FAILURES), failures
     assert counts["pass"] >= (FULL_PASSES if everything else 150)
+
+
+@pytest.mark.suite
+def test_suite_compiled(tmp_path: Path) -> None:
+    """The same through the C compiler and the runtime; by default one in forty of the node tests."""
+    every = 1 if os.environ.get("AOT_SUITE") == "all" else 40
+    apply = compiled(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cases = [case for case in node_cases() if zlib.crc32(case.name.encode()) % every == 0]
+        verdicts = {case.name: run(case, apply) for case in cases}
+    failures = {name: reason for name, (verdict, reason) in verdicts.items() if verdict == "fail"}
+    assert set(failures) <= set(KNOWN_FAILURES), failures
+    assert sum(verdict == "pass" for verdict, _ in verdicts.values()) >= len(cases) * 0.7
