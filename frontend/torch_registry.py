@@ -26,7 +26,14 @@ Converter = Callable[["Context"], Result]
 
 CONVERTERS: dict[str, Converter] = {}
 HIGHER_ORDER: dict[str, Callable[..., Any]] = {}  # ops whose operands are graphs: (importer, node, arguments)
-DROPPED: set[str] = set()  # ops without a meaning for inference: checks of the tracer
+# Checks of the tracer, without a meaning in a compiled program; sizes are checked as guards.
+DROPPED = frozenset(
+    {
+        "_assert_async.default", "_assert_async.msg", "_assert_scalar.default", "_assert_tensor_metadata.default",
+        "_functional_assert_async.msg", "_functional_assert_scalar.default", "_print.default",
+        "sym_constrain_range.default", "sym_constrain_range_for_size.default",
+    }
+)  # fmt: skip
 
 _DTYPES: Mapping[str, DType] = {
     "bool": dtypes.BOOL, "uint8": dtypes.U8, "int8": dtypes.I8, "int16": dtypes.I16, "int32": dtypes.I32,
