@@ -7,8 +7,8 @@ from typing import Any
 
 from aot import dtypes
 from aot.dtypes import DType
-from aot.frontend.aten_types import common_dtype, computing, convert, extreme, filled, pair, promoted, truth, typed
-from aot.frontend.torch_registry import Context, Result, aten_op, dtype_of
+from aot.frontend.aten_types import common_dtype, computing, convert, extreme, filled, pair, truth, typed
+from aot.frontend.torch_registry import Context, Result, aten_op
 from aot.ir import Value
 from aot.ops.helpers import wide_dtype
 
@@ -129,6 +129,14 @@ def _logaddexp(c: Context) -> Result:
         total = c.op_("add", top, c.op_("mul", c.op_("log1p", power), c.scalar(1.0 / scale, dtype)))
         same_infinity = c.op_("and", c.op_("isinf", x), c.op_("eq", x, y))
         return c.op_("where", same_infinity, x, total)
+
+    return computing(c, c.dtype, compute, c["self"], c["other"])
+
+
+@aten_op("ldexp")
+def _ldexp(c: Context) -> Result:
+    def compute(x: Value, places: Value) -> Value:
+        return c.op_("mul", x, c.op_("pow", c.scalar(2.0, x.type.dtype), places))
 
     return computing(c, c.dtype, compute, c["self"], c["other"])
 
@@ -318,11 +326,3 @@ def _fill(c: Context) -> Result:
 @aten_op("result_type", "prims::device_put")
 def _unchanged(c: Context) -> Result:
     return c.tensor("a")
-
-
-@aten_op("gcd", "lcm")
-def _gcd(c: Context) -> Result:
-    c.unsupported("common divisors and multiples")
-
-
-__all__ = ["common_dtype", "convert", "dtype_of", "pair", "promoted"]

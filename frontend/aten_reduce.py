@@ -8,6 +8,7 @@ from aot import dims as dimension
 from aot import dtypes
 from aot.dims import Dim
 from aot.dtypes import DType
+from aot.frontend import data_sizes
 from aot.frontend.aten_types import computing, convert, extreme, filled, pair, truth, typed
 from aot.frontend.torch_registry import Context, Result, aten_op
 from aot.ir import Value
@@ -178,25 +179,29 @@ def _logsumexp(c: Context) -> Result:
     return c.cast(_dropped(c, _log_sum_exp(c, x, axes), axes, _keepdims(c)), c.dtype)
 
 
-@aten_op("linalg_vector_norm", "norm")
+@aten_op("linalg_vector_norm", "norm", "dist")
 def _norm(c: Context) -> Result:
     order = c.number("ord" if "ord" in c.arguments else "p", 2.0)
+    if c.op.startswith("dist"):
+        return computing(c, c.dtype, lambda x, y: _length(c, c.op_("sub", x, y), order), c["self"], c["other"])
+    return computing(c, c.dtype, lambda x: _length(c, x, order), c["self"])
 
-    def compute(x: Value) -> Value:
-        axes, keep = c.axes("dim", x.type.rank), _keepdims(c)
-        size = c.op_("abs", x)
-        if math.isinf(order):
-            return reduced(c, "max" if order > 0 else "min", size, axes, keep)
-        if order == 0:
-            return reduced(c, "sum", c.cast(truth(c, x), x.type.dtype), axes, keep)
-        if order == 1:
-            return reduced(c, "sum", size, axes, keep)
-        if order == 2:
-            return c.op_("sqrt", reduced(c, "sum", c.op_("mul", x, x), axes, keep))
-        total = reduced(c, "sum", c.op_("pow", size, c.scalar(order, x.type.dtype)), axes, keep)
-        return c.op_("pow", total, c.scalar(1.0 / order, x.type.dtype))
 
-    return computing(c, c.dtype, compute, c["self"])
+def _length(c: Context, x: Value, order: float) -> Value:
+    """The norm of an order, over the axes that the node names."""
+
+    axes, keep = c.axes("dim", x.type.rank), _keepdims(c)
+    size = c.op_("abs", x)
+    if math.isinf(order):
+        return reduced(c, "max" if order > 0 else "min", size, axes, keep)
+    if order == 0:
+        return reduced(c, "sum", c.cast(truth(c, x), x.type.dtype), axes, keep)
+    if order == 1:
+        return reduced(c, "sum", size, axes, keep)
+    if order == 2:
+        return c.op_("sqrt", reduced(c, "sum", c.op_("mul", x, x), axes, keep))
+    total = reduced(c, "sum", c.op_("pow", size, c.scalar(order, x.type.dtype)), axes, keep)
+    return c.op_("pow", total, c.scalar(1.0 / order, x.type.dtype))
 
 
 # Running results
@@ -377,7 +382,46 @@ def _histogram(c: Context) -> Result:
     return _tally(c, place, c.cast(inside, _I64), bins, c.dtype)
 
 
-def _tally(c: Context, places: Value, ones: Value, bins: int, dtype: DType) -> Value:
-    """How often each of 0 … bins - 1 occurs; a place outside counts nowhere."""
-    zeros = filled(c, 0, _I64, (bins,))
+@aten_op("bincount")
+def _bincount(c: Context) -> Result:
+    """As many bins as the largest element asks for."""
+    x, weights = c.tensor("self"), c.optional("weights")
+    one, least = c.scalar(1, _I64), typed(c, c["minlength"], _I64)
+    x = c.cast(x, _I64)
+    length = c.op_("max", c.op_("add", c.op_("reduce_max", x, axes=(0,), keepdims=False), one), least)
+    bins = data_sizes.read(c.builder, length, "the number of bins")
+    if weights is None:
+        return _tally(c, x, filled(c, 1, _I64, x.type.shape), bins, c.dtype)
+    return _tally(c, x, c.cast(weights, c.dtype), bins, c.dtype)
+
+
+def _tally(c: Context, places: Value, ones: Value, bins: Dim, dtype: DType) -> Value:
+    """The sum of what falls to each of 0 … bins - 1; a place outside counts nowhere."""
+    zeros = filled(c, 0, ones.type.dtype, (bins,))
     return c.cast(c.op_("scatter_elements", zeros, places, ones, axis=0, reduction="add"), dtype)
+
+
+# Distinct elements
+
+
+@aten_op("_unique2", "_unique", "unique_dim", "unique_consecutive", "unique_dim_consecutive")
+def _unique(c: Context) -> Result:
+    """The distinct elements, or slices, in order or where each run begins; which of them each is; how often."""
+    x, rank = c.tensor("self"), c.tensor("self").type.rank
+    axis = c.axis("dim", rank) if c.has("dim") else None
+    perm = tuple(range(rank)) if axis is None else (axis, *(other for other in range(rank) if other != axis))
+    front = c.reshape(x, (x.type.elements,)) if axis is None else c.transpose(x, perm)
+    wide = c.cast(front, wide_dtype(front.type.dtype))
+    if "consecutive" in c.op:
+        first, inverse, counts = data_sizes.groups_of(c.builder, data_sizes.differs_from_before(c.builder, wide))
+    else:
+        first, inverse, counts = data_sizes.distinct(c.builder, wide)
+    values = c.op_("gather", front, first, axis=0)
+    if axis is None:
+        inverse = c.reshape(inverse, x.type.shape)
+    else:
+        values = c.transpose(values, tuple(perm.index(k) for k in range(rank)))
+    nothing = filled(c, 0, _I64, (0,))
+    by_name = {"return_inverse": inverse, "return_counts": counts}
+    found = [value if c.flag(name) or name not in c.arguments else nothing for name, value in by_name.items()]
+    return [values, *found][: len(c.results)]

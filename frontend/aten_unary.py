@@ -191,6 +191,33 @@ def _entr(c: Context) -> Result:
     return computing(c, c.dtype, compute, c["self"])
 
 
+@aten_op("angle")
+def _angle(c: Context) -> Result:
+    """Of real numbers: pi left of 0."""
+    x = c.cast(c.tensor("self"), c.dtype)
+    zero = c.scalar(0.0, c.dtype)
+    found = c.op_("where", c.op_("lt", x, zero), c.scalar(math.pi, c.dtype), zero)
+    return c.op_("where", c.op_("isnan", x), x, found)
+
+
+@aten_op("frexp")
+def _frexp(c: Context) -> Result:
+    """Mantissa and exponent by the bits of an f64; what is subnormal there is scaled first."""
+    x = c.cast(c.tensor("self"), dtypes.F64)
+    tiny = c.op_("lt", c.op_("abs", x), c.scalar(2.0**-1022, dtypes.F64))
+    scaled = c.op_("where", tiny, c.op_("mul", x, c.scalar(2.0**64, dtypes.F64)), x)
+    bits = c.op_("bitcast", scaled, to=dtypes.I64)
+    field = c.op_("and", c.op_("shr", bits, c.scalar(52, dtypes.I64)), c.scalar(2047, dtypes.I64))
+    exponent = c.op_("sub", field, c.op_("where", tiny, c.scalar(1086, dtypes.I64), c.scalar(1022, dtypes.I64)))
+    kept = c.op_("or", c.op_("and", bits, c.scalar(-(2047 << 52) - 1, dtypes.I64)), c.scalar(1022 << 52, dtypes.I64))
+    mantissa = c.op_("bitcast", kept, to=dtypes.F64)
+    zero = c.scalar(0.0, dtypes.F64)
+    plain = c.op_("or", c.op_("eq", x, zero), c.op_("or", c.op_("isnan", x), c.op_("isinf", x)))
+    mantissa = c.op_("where", plain, x, mantissa)
+    exponent = c.op_("where", plain, c.scalar(0, dtypes.I64), exponent)
+    return c.cast(mantissa, c.dtype), c.cast(exponent, dtypes.I32)
+
+
 # Tests
 
 

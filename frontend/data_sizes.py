@@ -91,3 +91,47 @@ def coordinates(builder: KnownBuilder, places: Value, shape: Sequence[Dim]) -> l
             row = builder.mod(row, number(builder, extent))
         found.append(row)
     return found
+
+
+def differs_from_before(builder: KnownBuilder, x: Value) -> Value:
+    """Which slices of x along its first axis differ from the one before; the first does. A NaN differs from all."""
+    extent = x.type.shape[0]
+    iota = builder.iota(shape=(extent,), axis=0, start=0, step=1, dtype=_I64)
+    zero = builder.scalar(0, _I64)
+    before = builder.gather(x, builder.max(builder.sub(iota, builder.scalar(1, _I64)), zero), axis=0)
+    differs = builder.ne(x, before)
+    if x.type.rank > 1:
+        axes = tuple(range(1, x.type.rank))
+        differs = builder.reduce_max(builder.cast(differs, to=dtypes.U8), axes=axes, keepdims=False)
+        differs = builder.cast(differs, to=dtypes.BOOL)
+    result: Value = builder.or_(differs, builder.eq(iota, zero))
+    return result
+
+
+def groups_of(builder: KnownBuilder, is_first: Value) -> tuple[Value, Value, Value]:
+    """Of a row in groups, where `is_first` begins one: where each begins, the group of each element, their lengths."""
+    extent = is_first.type.shape[0]
+    one = builder.scalar(1, _I64)
+    after = builder.cumsum(builder.cast(is_first, to=_I64), axis=0, exclusive=False, reverse=False)
+    group = builder.sub(after, one)
+    starts = places_of(builder, is_first)
+    zeros = builder.expand(builder.scalar(0, _I64), shape=starts.type.shape)
+    ones = builder.expand(one, shape=(extent,))
+    return starts, group, builder.scatter_elements(zeros, group, ones, axis=0, reduction="add")
+
+
+def distinct(builder: KnownBuilder, x: Value) -> tuple[Value, Value, Value]:
+    """The distinct slices of x along its first axis, in order: where each first is, which of them each slice is,
+    and how often each occurs. Slices of half types must be widened first.
+    """
+    extent = x.type.shape[0]
+    if x.type.rank == 1:
+        row, order = builder.op("sort", x, axis=0, descending=False)
+        is_first = differs_from_before(builder, row)
+    else:
+        rest = dimension.product(x.type.shape[1:])
+        order, is_first = builder.op("order_rows", builder.reshape(x, shape=(extent, rest)))
+    starts, group, counts = groups_of(builder, is_first)
+    zeros = builder.expand(builder.scalar(0, _I64), shape=(extent,))
+    inverse = builder.scatter_elements(zeros, order, group, axis=0, reduction="none")
+    return builder.gather(order, starts, axis=0), inverse, counts

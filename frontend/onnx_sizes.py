@@ -263,28 +263,10 @@ def _unique(c: Context) -> Result:
     x = c.input(0)
     by_axis = c.has_attribute("axis")
     axis = c.axis(c.int_attribute("axis")) if by_axis else 0
-    if by_axis:
-        extent = x.type.shape[axis]
-        front = c.transpose(x, (axis, *(other for other in range(x.type.rank) if other != axis)))
-        rest = dimension.product((*x.type.shape[:axis], *x.type.shape[axis + 1 :]))
-        order, is_first = c.builder.op("order_rows", c.wide(c.reshape(front, (extent, rest))))
-    else:
+    if not by_axis:
         x = c.reshape(x, (x.type.elements,))
-        extent = x.type.shape[0]
-        ordered, order = c.builder.op("sort", x, axis=0, descending=False)
-        iota = c.op("iota", shape=(extent,), axis=0, start=0, step=1, dtype=_I64)
-        before = c.op("gather", ordered, c.op("max", c.op("sub", iota, c.scalar(1, _I64)), c.scalar(0, _I64)), axis=0)
-        is_first = c.op("or", c.op("ne", ordered, before), c.op("eq", iota, c.scalar(0, _I64)))
-    group = c.op(
-        "sub", c.op("cumsum", c.cast(is_first, _I64), axis=0, exclusive=False, reverse=False), c.scalar(1, _I64)
-    )
-    starts = places_of(c, is_first)
-    count = starts.type.shape[0]
-    first = c.op("gather", order, starts, axis=0)
-    zeros = c.expand(c.scalar(0, _I64), (extent,))
-    inverse = c.op("scatter_elements", zeros, order, group, axis=0, reduction="none")
-    ones = c.expand(c.scalar(1, _I64), (extent,))
-    counts = c.op("scatter_elements", c.expand(c.scalar(0, _I64), (count,)), group, ones, axis=0, reduction="add")
+    front = c.transpose(x, (axis, *(other for other in range(x.type.rank) if other != axis)))
+    first, inverse, counts = data_sizes.distinct(c.builder, c.wide(front) if by_axis else front)
     if not c.bool_attribute("sorted", True):  # in order of first appearance
         _, by_place = c.builder.op("sort", first, axis=0, descending=False)
         first, counts = c.op("gather", first, by_place, axis=0), c.op("gather", counts, by_place, axis=0)

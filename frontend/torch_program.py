@@ -125,7 +125,8 @@ def tensor_bytes(tensor: Any) -> bytes:
     """The row-major bytes of a torch tensor on the CPU."""
     import torch
 
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    # A clone: a single element may have any stride and still count as contiguous.
+    flat = tensor.detach().cpu().contiguous().reshape(-1).clone(memory_format=torch.contiguous_format)
     return bytes(flat.view(torch.uint8).numpy().data) if flat.numel() else b""
 
 
