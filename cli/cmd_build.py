@@ -220,7 +220,7 @@ def build_facts(model: Path, path: Path, artifact: Any, external: str) -> list[t
         ("kernels", f"{build.get('kernels_out', '?')}, {build.get('kernels_distinct', '?')} distinct" + _aside(kinds))
     )
     before, after = build.get("bytes_moved_unfused", 0), build.get("bytes_moved_fused", 0)
-    saved = f", {1 - after / before:.0%} less by fusion" if before else ""
+    saved = f", {abs(1 - after / before):.0%} {'less by fusion' if after <= before else 'more'}" if before else ""
     facts.append(("moved", f"{bytes_text(before)} -> {bytes_text(after)} per run{saved}"))
     peak, bound = build.get("peak_bytes", 0), build.get("lower_bound_bytes", 0)
     over = "equal to the lower bound" if peak == bound else f"lower bound {bytes_text(bound)}"
@@ -230,7 +230,12 @@ def build_facts(model: Path, path: Path, artifact: Any, external: str) -> list[t
         facts.append(("custom", operators_text(meta["operators"])))
     refusals = len(meta.get("fusion_refusals", []))
     if refusals:
-        facts.append(("declined", f"{refusals} rewrites, with reasons: aotc inspect --fusion {path}"))
+        facts.append(
+            (
+                "declined",
+                f"{refusals} rewrite{'s' if refusals != 1 else ''}, with reasons: aotc inspect --fusion {path}",
+            )
+        )
     programs = ", ".join(f"{p.target}{f' {p.variant}' if p.variant else ''}" for p in artifact.programs)
     facts.append(("artifact", f"{path}, {bytes_text(artifact.size_bytes)}: {programs}"))
     if external:

@@ -85,7 +85,8 @@ def interface(program: Program) -> dict[str, str]:
     result = {f"{what} {port.name}": str(port.type) for what, port in ports}
     for symbol in program.symbols:
         hi = "" if symbol.hi is None else symbol.hi
-        result[f"dimension {symbol.name}"] = f"{symbol.lo}..{hi}, multiple of {symbol.divisor}"
+        multiple = f", multiple of {symbol.divisor}" if symbol.divisor > 1 else ""
+        result[f"dimension {symbol.name}"] = f"{symbol.lo}..{hi}{multiple}"
     return result
 
 
@@ -180,5 +181,5 @@ def _list_change(before: Sequence[Any], after: Sequence[Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    text = str(plain(value))
+    text = "none" if value in (None, "") else str(plain(value))
     return text if len(text) <= 100 else f"{text[:97]}..."

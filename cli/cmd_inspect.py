@@ -285,7 +285,7 @@ def print_source(program: Program, wanted: str) -> None:
     kernels = program.distinct_kernels
     found = [kernel for kernel in kernels if wanted in (kernel.symbol, kernel.label)]
     if not found:
-        known = ", ".join(kernel.symbol for kernel in kernels[:8])
+        known = ", ".join(kernel.label or kernel.symbol for kernel in kernels[:8])
         raise OptionError(f"no kernel {wanted!r}", hint=f"Kernels: {known}{', …' if len(kernels) > 8 else ''}.")
     if not found[0].source:
         raise OptionError("the artifact holds no sources", hint="Build it without --strip-debug.")

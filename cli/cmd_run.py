@@ -15,6 +15,7 @@ from aot.cli.feeds import FeedChoice, feed_options, feeds, generic, npz_bytes
 from aot.cli.loading import load_model, load_options, open_artifact
 from aot.errors import OptionError
 
+_SUFFIXES = "Name an .npz file for outputs by name, or an .npy file for the only one."
 MOST_VALUES = 64  # of an output that is printed whole with --json
 
 
@@ -47,6 +48,8 @@ def command(
         raise OptionError("run takes one file of inputs", hint="verify and bench take several.")
     if output is not None:
         check_writable(output)
+        if output.suffix not in (".npz", ".npy"):
+            raise OptionError(f"no file of arrays ends in {output.suffix!r}", where=str(output), hint=_SUFFIXES)
     from aot.artifacts import write_whole
 
     program = generic(open_artifact(artifact).programs)

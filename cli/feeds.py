@@ -256,8 +256,12 @@ def _load(path: Path) -> Feed | Array:
         raise OptionError("it is a folder", where=str(path)) from error
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error)
-        if "pickle" in reason:
-            reason = "it holds Python objects (pickles), which could run code when they are read"
+        if "pickle" in reason:  # numpy takes every unknown file for a pickle
+            with path.open("rb") as unread:
+                start = unread.read(2)
+            reason = "it begins as neither does"
+            if start in (b"\x93N", b"PK") or start[:1] == b"\x80":
+                reason = "it holds Python objects (pickles), which could run code when they are read"
         raise OptionError(
             f"not an .npz or .npy file of plain arrays: {reason}", where=str(path), hint=f"{_SAVE_NPZ} {_SAVE_NPY}"
         ) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aot.cli.feeds import read_npz
-from aot.errors import AotError, OptionError
+from aot.errors import AotError, ArtifactError, OptionError
 
 if TYPE_CHECKING:
     from aot.artifacts import Artifact
@@ -44,7 +44,13 @@ def open_artifact(path: Path) -> Artifact:
         raise OptionError("no such file", where=str(path))
     if path.is_dir():
         raise OptionError("it is a folder", where=str(path), hint="Name an .aot file.")
-    return Artifact.open(path)
+    try:
+        return Artifact.open(path)
+    except ArtifactError as error:
+        if path.suffix in (".onnx", ".pt2"):
+            hint = f"Build the model first: aotc build {path}"
+            raise ArtifactError("this is a model, not an artifact", where=str(path), hint=hint) from error
+        raise
 
 
 def load_model(path: Path, threads: int | None, target: str | None = None, weights: Path | None = None) -> Any:

@@ -23,6 +23,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from aot import dtypes
 from aot.dtypes import DType
 from aot.errors import ModelError, UnsupportedError
+from aot.frontend.file_kinds import describe
 from aot.ir import Array, Const, const_of
 
 OLDEST_OPSET = 1
@@ -128,7 +129,8 @@ def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> OnnxModel
             folder = path.resolve().parent
         proto = _parse(data, where)
     if not proto.HasField("graph"):
-        raise ModelError("not an ONNX model: it holds no graph", where=where, hint="Give an .onnx file.")
+        kind, hint = describe(data)
+        raise ModelError(f"not an ONNX model: {kind or 'it holds no graph'}", where=where, hint=hint)
     for text in _texts(proto):
         if not isinstance(text, str):  # protobuf hands out what is not UTF-8 as bytes
             raise ModelError(f"the name {text!r} is not UTF-8 text", where=where, hint="The file may be damaged.")
@@ -154,8 +156,9 @@ def _parse(data: bytes, where: str) -> ModelProto:
     try:
         proto.ParseFromString(data)
     except (DecodeError, RecursionError) as error:
-        hint = "The file may be truncated; fetch or export it again."
-        raise ModelError(f"not a readable ONNX model ({error})", where=where, hint=hint) from error
+        kind, hint = describe(data)
+        reason = f": {kind}" if kind else f" ({error})"
+        raise ModelError(f"not a readable ONNX model{reason}", where=where, hint=hint) from error
     return proto
 
 

@@ -107,7 +107,7 @@ def _find(requested: str) -> Compiler:
         found = _identify(tuple(requested.split()))
         if found is None:
             raise TargetError(
-                f"the C compiler {requested!r} does not run", hint="Set AOTC_CC to a gcc, clang or zig cc."
+                f"the C compiler {requested!r} does not run", hint="Name a gcc, clang or zig cc, with --cc or AOTC_CC."
             )
         return found
     for command in (("cc",), ("gcc",), ("clang",), (sys.executable, "-m", "ziglang", "cc")):

@@ -189,9 +189,18 @@ def test_run_errors(artifact: Path, runtime: SimpleNamespace, tmp_path: Path) ->
         (("--threads", "0"), 2, "0 is not in the range"),
         (("-o", tmp_path / "nowhere" / "out.npz"), 2, "cannot write there"),
         (("-o", tmp_path), 2, "it is a folder"),
+        (("-o", tmp_path / "out.txt"), 2, "no file of arrays ends in '.txt'"),
+        ((tmp_path / "text.npy",), 2, "it begins as neither does"),
     ):
         result = invoke("run", artifact, *arguments)
         assert (result.exit_code, text in result.stderr) == (code, True), (arguments, result.stderr)
+
+
+def test_run_of_a_model(onnx_model: Path) -> None:
+    """Not a damaged artifact, but a file that is to be built first."""
+    result = invoke("run", onnx_model)
+    assert result.exit_code == 1
+    assert "this is a model, not an artifact" in result.stderr and f"aotc build {onnx_model}" in result.stderr
 
 
 # verify and bench
