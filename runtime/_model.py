@@ -373,11 +373,8 @@ class Model:
             _tensors.view(name, array, writable=True) if array is not None else None
             for name, array in zip(self._output_names, results, strict=True)
         ]
-        # An output whose shape is known only after the run has no entry here: the session keeps it.
-        addresses = [
-            view.address if view and shape is not None else None for view, shape in zip(views, shapes, strict=True)
-        ]
-        targets = self._output_addresses(*addresses)
+        # A new output whose shape is known only after the run has no entry here: the session keeps it.
+        targets = self._output_addresses(*[view.address if view else None for view in views])
         options = None
         if timeout is not None and timeout < _LONGEST_SECONDS:
             options = native.info(native.RunOptions)
@@ -393,9 +390,9 @@ class Model:
         )
         if status:
             raise native.exception(status, error)
-        for index, shape in enumerate(shapes):
-            if shape is None:
-                results[index] = self._found(session, index, results[index], views[index])
+        for index, view in enumerate(views):
+            if view is None or not view.has_memory:
+                results[index] = self._found(session, index, results[index], view)
         if not self._has_asked_for_caller:
             self._caller = self._make_caller()
         return results

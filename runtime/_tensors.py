@@ -55,6 +55,11 @@ class View:
         self.shape = shape
         self.keep = keep
 
+    @property
+    def has_memory(self) -> bool:
+        """Whether the struct points to anything: arrays without elements may not."""
+        return bool(Tensor.from_address(self.address).data)
+
     def element(self) -> bytes:
         """The bytes of the first element; none where it is not in CPU memory or there is none."""
         tensor = Tensor.from_address(self.address)

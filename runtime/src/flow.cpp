@@ -25,7 +25,7 @@ Flow::Flow(Session &session)
       block_symbols_(symbols_.get_allocator()),
       slots_(Allocator<Slot>(session.memory())), moved_(slots_.get_allocator()),
       storages_(Allocator<Storage>(session.memory())), block_inputs_(Allocator<uint8_t *>(session.memory())),
-      block_outputs_(block_inputs_.get_allocator()) {
+      block_outputs_(block_inputs_.get_allocator()), block_storages_(Allocator<int32_t>(session.memory())) {
     size_t symbols = 0, slots = 0, extents = 0, block_symbols = 0, inputs = 0, outputs = 0;
     auto most = [](size_t &so_far, size_t one) { so_far = one > so_far ? one : so_far; };
     for (const Variant &variant : model_.variants) {
@@ -50,6 +50,7 @@ Flow::Flow(Session &session)
     block_symbols_.resize(block_symbols + 1);
     block_inputs_.resize(inputs);
     block_outputs_.resize(outputs);
+    block_storages_.resize(outputs);
 }
 
 void Flow::run(const Variant &variant, const int64_t *symbols, const aot_tensor *const *inputs,
@@ -124,19 +125,20 @@ void Flow::call(const FlowEntry &entry) {
         }
         block_inputs_[i] = slot.data;
     }
+    // The storages of what the slots held before may be among the inputs, so none is given back before all are taken.
+    for (uint32_t i = 0; i < program.outputs.count; ++i) {
+        block_storages_[i] = take(static_cast<size_t>(plan.port_bytes[program.inputs.count + i]));
+        block_outputs_[i] = storages_[static_cast<size_t>(block_storages_[i])].block.data();
+    }
     for (uint32_t i = 0; i < program.outputs.count; ++i) {
         const uint32_t at = program.inputs.count + i, slot = number(entry.outputs, i);
-        // The storage of what the slot held before may be among the inputs, so it is not given back first.
-        const size_t bytes = static_cast<size_t>(plan.port_bytes[at]);
-        const int32_t storage = take(bytes);
-        block_outputs_[i] = storages_[static_cast<size_t>(storage)].block.data();
         drop(slot);
         Slot &to = slots_[slot];
         const uint32_t rank = port(slot).shape.count;
         for (uint32_t axis = 0; axis < rank; ++axis) to.shape[axis] = plan.shape_of_port[at][axis];
         to.data = block_outputs_[i];
-        to.bytes = bytes;
-        to.storage = storage;
+        to.bytes = static_cast<size_t>(plan.port_bytes[at]);
+        to.storage = block_storages_[i];
         to.live = true;
     }
     session_.launch(plan, block.first_step, block_inputs_.data(), block_outputs_.data(), *options_);
@@ -424,6 +426,15 @@ void Flow::own(uint32_t slot, size_t bytes, size_t capacity) {
     to.data = storages_[static_cast<size_t>(storage)].block.data();
     to.bytes = bytes;
     to.live = true;
+}
+
+void Flow::detach(uint32_t output) {
+    Slot &slot = slots_[result(output)];
+    if (slot.storage != kNotOurs || slot.bytes == 0) return;
+    slot.storage = take(slot.bytes);
+    uint8_t *data = storages_[static_cast<size_t>(slot.storage)].block.data();
+    memcpy(data, slot.data, slot.bytes);
+    slot.data = data;
 }
 
 // The smallest free storage that is large enough, or else the largest free one made larger, or a new one.

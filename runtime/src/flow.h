@@ -19,6 +19,8 @@ public:
     const int64_t *shape(uint32_t output) const { return slots_[result(output)].shape; }
     const uint8_t *data(uint32_t output) const { return slots_[result(output)].data; }
     size_t bytes(uint32_t output) const { return slots_[result(output)].bytes; }
+    // Moves an output that lies in an input's memory into memory of the flow.
+    void detach(uint32_t output);
     uint64_t held_bytes() const;
 
 private:
@@ -83,6 +85,7 @@ private:
     Vector<Slot> moved_;
     Vector<Storage> storages_;
     Vector<uint8_t *> block_inputs_, block_outputs_;
+    Vector<int32_t> block_storages_;
 };
 
 }  // namespace aot

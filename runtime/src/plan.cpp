@@ -26,6 +26,7 @@ public:
     }
 
     Plan make() {
+        if (p_.is_block) symbols();
         ports();
         buffers();
         steps();
@@ -64,6 +65,17 @@ private:
         int64_t result = 0;
         if (!evaluate_dim(a_.dim_code.data() + code.first, code.count, symbols_, &result)) return 1e18;
         return result > 0 ? static_cast<double>(result) : 0;
+    }
+
+    // Guards check what inputs give to the symbols of a program; a block has them from the steps of its flow.
+    void symbols() const {
+        for (uint32_t i = 0; i < p_.symbols.count; ++i) {
+            const SymbolEntry &symbol = a_.symbols[p_.symbols.first + i];
+            if (symbols_[i] < symbol.lo || ((symbol.flags & symbol_flag::HAS_HI) && symbols_[i] > symbol.hi) ||
+                symbols_[i] % symbol.divisor) {
+                inconsistent("a size of a block is outside its bounds");
+            }
+        }
     }
 
     void ports() {

@@ -27,7 +27,7 @@ Session::Session(const Model &model, const aot_session_options &options)
       profiling_(options.flags & AOT_SESSION_PROFILE), all_threads_(options.flags & AOT_SESSION_ALL_THREADS),
       plans_(Allocator<Plan>(memory_)),
       symbols_(Allocator<int64_t>(memory_)), input_data_(Allocator<uint8_t *>(memory_)),
-      output_data_(input_data_.get_allocator()), own_outputs_(Allocator<Block>(memory_)),
+      output_data_(input_data_.get_allocator()), output_bytes_(Allocator<size_t>(memory_)), own_outputs_(Allocator<Block>(memory_)),
       step_ns_(Allocator<uint64_t>(memory_)), flow_(*this) {
     pool_ = reinterpret_cast<Pool *>(options.pool);
     if (thread_count_ == 0) thread_count_ = pool_ ? pool_->thread_count() : default_thread_count();
@@ -46,6 +46,7 @@ Session::Session(const Model &model, const aot_session_options &options)
     plans_.reserve(plan_limit_ * (1 + model.blocks.size()));
     input_data_.resize(model.input_count());
     output_data_.resize(model.output_count());
+    output_bytes_.resize(model.output_count());
     own_outputs_.resize(model.output_count());
 }
 
@@ -161,6 +162,7 @@ void Session::bind_output(uint32_t index, const int64_t *shape, size_t bytes, co
                           const aot_run_options &options) {
     const PortEntry &port = model_.output(index);
     const aot_tensor *given = outputs ? outputs[index] : nullptr;
+    output_bytes_[index] = bytes;
     if (given && (given->data || bytes == 0)) {
         check_tensor(model_, "output", port, *given, shape);
         output_data_[index] = given->data ? data_of(*given) : nullptr;
@@ -176,12 +178,16 @@ void Session::bind_output(uint32_t index, const int64_t *shape, size_t bytes, co
     }
 }
 
-// The outputs of a flow, whose shapes are known only now.
-void Session::deliver(const aot_tensor *const *outputs, const aot_run_options &options) {
-    for (uint32_t i = 0; i < model_.output_count(); ++i) {
-        const size_t bytes = flow_.bytes(i);
-        bind_output(i, flow_.shape(i), bytes, outputs, options);
-        if (bytes) memmove(output_data_[i], flow_.data(i), bytes);
+// The outputs of a flow, whose shapes are known only now. All are checked before any is written.
+void Session::deliver(const Plan &plan, const aot_tensor *const *inputs, const aot_tensor *const *outputs,
+                      const aot_run_options &options) {
+    const uint32_t count = model_.output_count();
+    for (uint32_t i = 0; i < count; ++i) bind_output(i, flow_.shape(i), flow_.bytes(i), outputs, options);
+    check_overlap(plan, inputs);
+    // State is written where its input lies, which another output may be.
+    for (uint32_t i = 0; plan.unit->entry->state.count && i < count; ++i) flow_.detach(i);
+    for (uint32_t i = 0; i < count; ++i) {
+        if (flow_.bytes(i)) memmove(output_data_[i], flow_.data(i), flow_.bytes(i));
     }
     flow_ran_ = true;
 }
@@ -192,13 +198,14 @@ void Session::check_overlap(const Plan &plan, const aot_tensor *const *inputs) c
     const uint32_t input_count = model_.input_count();
     for (uint32_t i = 0; i < model_.output_count(); ++i) {
         const uintptr_t start = reinterpret_cast<uintptr_t>(output_data_[i]);
-        const uintptr_t end = start + static_cast<size_t>(plan.port_bytes[input_count + i]);
+        const uintptr_t end = start + output_bytes_[i];
         if (start == end) continue;
         for (uint32_t other = 0; other < input_count + i; ++other) {
             const bool is_input = other < input_count;
             const uintptr_t from = is_input ? reinterpret_cast<uintptr_t>(data_of(*inputs[other]))
                                             : reinterpret_cast<uintptr_t>(output_data_[other - input_count]);
-            const uintptr_t to = from + static_cast<size_t>(plan.port_bytes[other]);
+            const uintptr_t to =
+                from + (is_input ? static_cast<size_t>(plan.port_bytes[other]) : output_bytes_[other - input_count]);
             if (from >= end || start >= to || from == to) continue;
             bool paired = false;
             for (uint32_t pair = 0; is_input && pair < state.count; pair += 2) {
@@ -280,7 +287,7 @@ void Session::run(const aot_tensor *const *inputs, uint32_t input_count, const a
     if (profiling_) step_ns_.assign(step_count(*plan.unit), 0);
     if (entry.flow.count) {
         flow_.run(*plan.unit, symbols_.data(), inputs, options);
-        deliver(outputs, options);
+        deliver(plan, inputs, outputs, options);
     } else {
         bind_outputs(plan, inputs, outputs, options);
         for (uint32_t i = 0; i < input_count; ++i) input_data_[i] = data_of(*inputs[i]);

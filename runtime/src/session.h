@@ -42,7 +42,8 @@ private:
     void check_overlap(const Plan &plan, const aot_tensor *const *inputs) const;
     void bind_output(uint32_t index, const int64_t *shape, size_t bytes, const aot_tensor *const *outputs,
                      const aot_run_options &options);
-    void deliver(const aot_tensor *const *outputs, const aot_run_options &options);
+    void deliver(const Plan &plan, const aot_tensor *const *inputs, const aot_tensor *const *outputs,
+                 const aot_run_options &options);
     void patch(Plan &plan, uint8_t *const *inputs, uint8_t *const *outputs);
     static void work(void *job, uint32_t thread);
 
@@ -62,6 +63,7 @@ private:
     Vector<int64_t> symbols_;
     Vector<uint8_t *> input_data_;
     Vector<uint8_t *> output_data_;
+    Vector<size_t> output_bytes_;
     Vector<Block> own_outputs_;
     Vector<uint64_t> step_ns_;
     Barrier barrier_;
