@@ -92,7 +92,7 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
         with report.stage("transform"):
             context = Context(options=variant, target=targets[0][1], backend=targets[0][0])
             contexts.append(context)
-            chart, blocks, context = _blocks(graph, context)
+            graph, chart, blocks, context = _blocks(graph, context)
             run = partial(_run, CORE_PASSES, context, "transform", tell)
             cores = [run(block) for block in blocks]
         for backend, hardware in targets:
@@ -177,15 +177,16 @@ def resolve_targets(options: CompileOptions) -> list[tuple[Backend, Target]]:
     return found
 
 
-def _blocks(graph: Graph, context: Context) -> tuple[FlowChart | None, Sequence[Graph], Context]:
-    """The graphs that passes may work on: the graph itself, or where it has control, the blocks that it is cut into.
+def _blocks(graph: Graph, context: Context) -> tuple[Graph, FlowChart | None, Sequence[Graph], Context]:
+    """The graph, and the graphs that passes may work on: itself, or where it has control, its blocks.
 
-    Dimensions are bound before, since what lies between the blocks has sizes too.
+    Dimensions are bound before it is cut, since what lies between the blocks has sizes too.
     """
     if not has_control(graph):
-        return None, (graph,), context
-    chart = partition(PassManager((bind_shapes,), context).run(graph))
-    return chart, chart.blocks, replace(context, options=replace(context.options, dims=()))
+        return graph, None, (graph,), context
+    graph = PassManager((bind_shapes,), context).run(graph)
+    chart = partition(graph)
+    return graph, chart, chart.blocks, replace(context, options=replace(context.options, dims=()))
 
 
 def _run(passes: Sequence[Pass], context: Context, stage: str, tell: Progress, graph: Graph) -> Graph:
@@ -248,8 +249,8 @@ def figures(
         "kernels_by_kind": dict(sorted(by_kind.items())),
         "bytes_moved_unfused": moved_before,
         "bytes_moved_fused": moved_after,
-        "peak_bytes": max(typical(program.peak_bytes) for program in programs),
-        "lower_bound_bytes": max(typical(program.lower_bound_bytes) for program in programs),
+        "peak_bytes": max((typical(program.peak_bytes) for program in programs), default=0),
+        "lower_bound_bytes": max((typical(program.lower_bound_bytes) for program in programs), default=0),
         "planner": programs[0].planner if len(programs) == 1 else f"the largest of {len(programs)} blocks",
         "weights_bytes": sum(weights.values()),
     }

@@ -21,6 +21,7 @@ from aot.frontend.onnx_registry import Context, Result, onnx_op
 from aot.ir import Value
 
 _I64 = dtypes.I64
+_MOST = np.iinfo(np.int64).max
 
 
 is_unbacked = data_sizes.is_unbacked
@@ -108,11 +109,20 @@ def sliced(c: Context, x: Value, axis: int, start: Dim | Value, end: Dim | Value
 
     first, behind = place(start, zero if step > 0 else low, high), place(end, low, high)
     room = c.op("sub", behind, first) if step > 0 else c.op("sub", first, behind)
-    stride = c.scalar(abs(step), _I64)
-    rounded = c.op("sub", c.op("add", c.op("max", room, zero), stride), c.scalar(1, _I64))
-    size = read(c, c.op("div", rounded, stride), "the length of a slice")
+    size = read(c, steps_within(c, c.op("max", room, zero), c.scalar(abs(step), _I64)), "the length of a slice")
     from_ = read(c, c.op("max", first, zero), "the start of a slice")
     return c.slice_axis(x, axis, from_, size, step)
+
+
+def stride_of(c: Context, step: Value) -> Value:
+    """The size of a step, at least 1."""
+    return c.op("max", c.op("abs", c.op("max", step, c.scalar(-_MOST, _I64))), c.scalar(1, _I64))
+
+
+def steps_within(c: Context, room: Value, stride: Value) -> Value:
+    """room / stride, rounded up; nothing overflows, however long the stride."""
+    rest = c.cast(c.op("gt", c.op("mod", room, stride), c.scalar(0, _I64)), _I64)
+    return c.op("add", c.op("div", room, stride), rest)
 
 
 def sliced_by_data(c: Context, x: Value, places: Sequence[Value | None]) -> Value:
@@ -145,8 +155,7 @@ def sliced_by_data(c: Context, x: Value, places: Sequence[Value | None]) -> Valu
         first, behind = place(start), place(end)
         room = c.op("sub", behind, first)
         room = c.op("max", c.op("where", back, c.op("neg", room), room), zero)
-        stride = c.op("max", c.op("abs", step), one)
-        size = read(c, c.op("div", c.op("sub", c.op("add", room, stride), one), stride), "the length of a slice")
+        size = read(c, steps_within(c, room, stride_of(c, step)), "the length of a slice")
         iota = c.op("iota", shape=(size,), axis=0, start=0, step=1, dtype=_I64)
         x = c.op("gather", x, c.op("add", c.op("mul", iota, step), first), axis=axis)
     return x
@@ -198,11 +207,14 @@ def counted(c: Context, start: Value, limit: Value, delta: Value) -> Value:
         count = c.cast(c.op("max", steps, c.scalar(0.0, dtype)), _I64)
     else:
         wide = [c.cast(value, _I64) for value in (start, limit, delta)]
-        room, one, zero = c.op("sub", wide[1], wide[0]), c.scalar(1, _I64), c.scalar(0, _I64)
+        zero = c.scalar(0, _I64)
         back = c.op("lt", wide[2], zero)
-        room = c.op("where", back, c.op("neg", room), room)
-        stride = c.op("max", c.op("abs", wide[2]), one)
-        count = c.op("div", c.op("sub", c.op("add", c.op("max", room, zero), stride), one), stride)
+        low, high = c.op("where", back, wide[1], wide[0]), c.op("where", back, wide[0], wide[1])
+        room = c.op("sub", high, low)
+        # Of two numbers in order, a difference below 0 did not fit 64 bits.
+        room = c.op("where", c.op("lt", room, zero), c.scalar(_MOST, _I64), room)
+        room = c.op("where", c.op("lt", low, high), room, zero)
+        count = steps_within(c, room, stride_of(c, wide[2]))
     length = read(c, count, "the length of a range")
     places = c.op("iota", shape=(length,), axis=0, start=0, step=1, dtype=dtype)
     return c.op("add", c.op("mul", places, delta), start)
