@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from aot import dims as dimension
@@ -10,6 +12,7 @@ from aot.dims import Dim
 from aot.frontend.onnx_registry import Context, Result, onnx_op
 from aot.frontend.onnx_sizes import at_most
 from aot.frontend.shaping import padded
+from aot.ir import Value
 from aot.ops.scatter import REDUCTIONS
 
 
@@ -92,28 +95,52 @@ def _col2im(c: Context) -> Result:
     strides = c.ints_attribute("strides", (1,) * rank)
     dilations = c.ints_attribute("dilations", (1,) * rank)
     pads = c.ints_attribute("pads", (0,) * (2 * rank))
-    sizes = []
-    for extent in image:
-        if not isinstance(extent, int):
-            c.unsupported("an image of symbolic size")
-        sizes.append(extent)
-    padded = [size + pads[a] + pads[rank + a] for a, size in enumerate(sizes)]
-    counts = [(padded[a] - dilations[a] * (block[a] - 1) - 1) // strides[a] + 1 for a in range(rank)]
-    taps = np.indices(block).reshape(rank, -1, 1)
-    windows = np.indices(counts).reshape(rank, 1, -1)
-    where = [windows[a] * strides[a] + taps[a] * dilations[a] for a in range(rank)]
-    places = np.ravel_multi_index([np.asarray(w) for w in where], padded).reshape(1, 1, -1).astype(np.int64)
+    padded = [size + pads[a] + pads[rank + a] for a, size in enumerate(image)]
+    counts = [dimension.floordiv(padded[a] - dilations[a] * (block[a] - 1) - 1, strides[a]) + 1 for a in range(rank)]
     taps_count = int(np.prod(block))
+    places = _block_places(c, block, counts, padded, strides, dilations)
     batch = x.type.shape[0]
     channels = dimension.exact_div(x.type.shape[1], taps_count)
     if channels is None:
         c.fail(f"{x.type.shape[1]} rows are no multiple of the {taps_count} taps of a block")
-    columns: tuple[Dim, ...] = (batch, channels, taps_count * int(np.prod(counts)))
+    columns: tuple[Dim, ...] = (batch, channels, taps_count * dimension.product(counts))
     updates = c.reshape(x, columns)
-    zeros = c.expand(c.scalar(0, x.type.dtype), (batch, channels, int(np.prod(padded))))
-    indices = c.expand(c.builder.const(places), columns)
+    zeros = c.expand(c.scalar(0, x.type.dtype), (batch, channels, dimension.product(padded)))
+    indices = c.expand(places, columns)
     result = c.op("scatter_elements", zeros, indices, updates, axis=2, reduction="add")
     result = c.reshape(result, (batch, channels, *padded))
-    for a, size in enumerate(sizes):
+    for a, size in enumerate(image):
         result = c.slice_axis(result, 2 + a, pads[a], size)
     return result
+
+
+def _block_places(
+    c: Context,
+    block: Sequence[int],
+    counts: Sequence[Dim],
+    padded: Sequence[Dim],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+) -> Value:
+    """[1, 1, taps and windows]: where each tap of each window lies in the padded image, row-major."""
+    rank = len(block)
+    fixed = [(count, size) for count, size in zip(counts, padded, strict=True) if isinstance(count, int)]
+    if len(fixed) == rank:
+        taps = np.indices(block).reshape(rank, -1, 1)
+        windows = np.indices(tuple(count for count, _ in fixed)).reshape(rank, 1, -1)
+        where = [windows[a] * strides[a] + taps[a] * dilations[a] for a in range(rank)]
+        known = np.ravel_multi_index([np.asarray(w) for w in where], tuple(int(str(size)) for _, size in fixed))
+        return c.builder.const(known.reshape(1, 1, -1).astype(np.int64))
+    shape: tuple[Dim, ...] = (*block, *counts)
+    total: Value | None = None
+    for a in range(rank):
+        ends = [(a, dilations[a]), (rank + a, strides[a])]
+        along = [
+            c.op("iota", shape=tuple(shape[axis] if n == axis else 1 for n in range(2 * rank)), axis=axis, step=step)
+            for axis, step in ends
+        ]
+        place = c.op("add", *along)
+        size = c.dim_scalar(padded[a], dtypes.I64)
+        total = place if total is None else c.op("add", c.op("mul", total, size), place)
+    assert total is not None
+    return c.reshape(total, (1, 1, dimension.product(shape)))

@@ -221,3 +221,16 @@ def test_group_normalization_of_every_operator_set(opset: int, count: int) -> No
     """Until operator set 21 it is deprecated, and has one scale and bias per group."""
     operands = [normal(3, 4, 2, 5), normal(count), normal(count)]
     check_against_onnxruntime(*single("GroupNormalization", operands, opset=opset, num_groups=2))
+
+
+def test_fold_to_an_image_of_any_size() -> None:
+    """F.fold back to the size of another image."""
+    nodes = [
+        helper.make_node("Shape", ["like"], ["image"], start=2, end=4),
+        helper.make_node("Col2Im", ["x", "image", "block"], ["y"], pads=[1, 0, 1, 1], strides=[2, 1], dilations=[1, 2]),
+    ]
+    inputs: dict[str, Any] = {"x": (FLOAT, ["b", 18, "l"]), "like": (FLOAT, [1, 1, "h", "w"])}
+    model = model_of(nodes, inputs, ["y"], opset=18, constants={"block": np.array([3, 2])})
+    for h, w in ((6, 5), (4, 4), (9, 3)):
+        places = ((h + 2 - 3) // 2 + 1) * (w + 1 - 2)
+        agrees(model, {"x": normal(2, 18, places), "like": normal(1, 1, h, w)})
