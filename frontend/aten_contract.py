@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from aot import dims as dimension
 from aot import dtypes
 from aot.dims import Dim
@@ -141,7 +143,10 @@ def _convolution(c: Context) -> Result:
         made = c.op_("conv", x, weight, bias, **attrs)
     else:
         extra = _per_axis(c, "output_padding", spatial)
-        made = c.op_("conv_transpose", x, weight, bias, output_padding=extra, **attrs)
+        operands = [x, weight, *([] if bias is None else [bias])]
+        if not x.type.dtype.is_float:
+            operands = [c.cast(operand, dtypes.F64) for operand in operands]
+        made = c.cast(c.op_("conv_transpose", *operands, output_padding=extra, **attrs), x.type.dtype)
     return made if batched else c.reshape(made, made.type.shape[1:])
 
 
@@ -329,7 +334,11 @@ def _rnn(c: Context) -> Result:
 
 @aten_op("_cdist_forward", "cdist")
 def _cdist(c: Context) -> Result:
-    a, b = c.tensor("x1"), c.tensor("x2")
+    return _distances(c, c.tensor("x1"), c.tensor("x2"))
+
+
+def _distances(c: Context, a: Value, b: Value) -> Value:
+    """The p-norm of the difference of every row of a and every row of b."""
     power = c.number("p")
     left = c.reshape(a, (*a.type.shape[:-1], 1, a.type.shape[-1]))
     right = c.reshape(b, (*b.type.shape[:-2], 1, *b.type.shape[-2:]))
@@ -348,6 +357,36 @@ def _cdist(c: Context) -> Result:
         return c.op_("sqrt", c.op_("reduce_sum", c.op_("mul", apart, apart), axes=axes, keepdims=False))
     total = c.op_("reduce_sum", c.op_("pow", apart, c.scalar(power, dtype)), axes=axes, keepdims=False)
     return c.op_("pow", total, c.scalar(1.0 / power, dtype))
+
+
+@aten_op("_pdist_forward", "pdist")
+def _pdist(c: Context) -> Result:
+    """Distances of all pairs of rows, the first before the second."""
+    x = c.tensor("self")
+    rows = x.type.shape[0]
+    if not isinstance(rows, int):
+        c.unsupported("distances of a number of rows that is only known when running")
+    table = _distances(c, x, x)
+    first, second = np.triu_indices(rows, 1)
+    places = c.builder.const((first * rows + second).astype(np.int64))
+    return c.op_("gather", c.reshape(table, (rows * rows,)), places, axis=0)
+
+
+@aten_op("_trilinear")
+def _trilinear(c: Context) -> Result:
+    """The product of three tensors, each with new axes, summed over some."""
+    product: Value | None = None
+    rank = 0
+    for operand, name in (("i1", "expand1"), ("i2", "expand2"), ("i3", "expand3")):
+        value = c.tensor(operand)
+        rank = value.type.rank + len(c.ints(name))
+        shape = list(value.type.shape)
+        for axis in sorted(axis % rank for axis in c.ints(name)):
+            shape.insert(axis, 1)
+        value = c.reshape(value, shape)
+        product = value if product is None else c.op_("mul", product, value)
+    assert product is not None
+    return c.op_("reduce_sum", product, axes=c.axes("sumdim", rank), keepdims=False)
 
 
 @aten_op("linalg_det", "_linalg_det")

@@ -76,6 +76,8 @@ def _avg_pool(c: Context) -> Result:
         include = c.flag("count_include_pad") if "count_include_pad" in c.arguments else True
         made = c.op_("avg_pool", x, pads=(*pads, *pads), ceil=ceil, include_pad=include, **attrs)
     if not dtype.is_float:
+        # A quotient that is whole must not have become less by rounding.
+        made = c.op_("mul", made, c.scalar(1 + 1e-13, dtypes.F64))
         made = c.cast(c.op_("trunc", made), dtype)
     return _like(c, made, given)
 
@@ -358,7 +360,7 @@ def _smooth(c: Context) -> Result:
         step = float(_step(source, result, factor))
         if align:
             step = (source - 1) / (result - 1) if result > 1 else 0.0
-        places = np.arange(result) * step if align else (np.arange(result) + 0.5) * step - 0.5
+        places = (np.arange(result) + 0.5) * step - 0.5
         matrix = smooth_matrix(places, source, 1.0 / max(step, 1.0), mode=mode, cubic_a=-0.5, exclude_outside=True)
         x = shaping.times(c.builder, x, matrix, axis)
     return c.cast(x, given)

@@ -546,19 +546,28 @@ def _constant_pad(c: Context) -> Result:
     return shaping.padded(c.builder, x, *_amounts(c, "pad", x), "constant", c.cast(fill, x.type.dtype))
 
 
+def _padded_first(c: Context, mode: str, name: str = "padding") -> Value:
+    """A pad whose negative amounts cut what was padded: the elements that it repeats are those of the operand."""
+    x = c.tensor("self")
+    before, after = _amounts(c, name, x)
+    grown = [[dimension.maximum(amount, 0) for amount in amounts] for amounts in (before, after)]
+    made = shaping.padded(c.builder, x, grown[0], grown[1], mode, None)
+    for axis, extent in enumerate(x.type.shape):
+        cut = dimension.maximum(-before[axis], 0)
+        made = c.slice_axis(made, axis, cut, extent + before[axis] + after[axis])
+    return made
+
+
 @aten_op("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
 def _reflection_pad(c: Context) -> Result:
-    x = c.tensor("self")
-    return shaping.padded(c.builder, x, *_amounts(c, "padding", x), "reflect", None)
+    return _padded_first(c, "reflect")
 
 
 @aten_op("replication_pad1d", "replication_pad2d", "replication_pad3d")
 def _replication_pad(c: Context) -> Result:
-    x = c.tensor("self")
-    return shaping.padded(c.builder, x, *_amounts(c, "padding", x), "edge", None)
+    return _padded_first(c, "edge")
 
 
 @aten_op("_pad_circular")
 def _circular_pad(c: Context) -> Result:
-    x = c.tensor("self")
-    return shaping.padded(c.builder, x, *_amounts(c, "pad", x), "wrap", None)
+    return _padded_first(c, "wrap", "pad")
