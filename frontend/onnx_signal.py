@@ -41,8 +41,10 @@ def _dft(c: Context) -> Result:
         c.fail("the last axis holds real and imaginary parts, and is not transformed")
     parts = 2 if x.type.shape[-1] == 2 else 1
     inverse, onesided = c.bool_attribute("inverse", False), c.bool_attribute("onesided", False)
-    if onesided and (inverse or parts == 2):
-        c.unsupported("a one-sided transform of complex numbers, or an inverse one")
+    if onesided and inverse:
+        return _real_signal(c, axis, parts)
+    if onesided and parts == 2:
+        c.fail("a one-sided transform is of real numbers")
     wanted = c.dims(1, "dft_length")[0] if c.has(1) else x.type.shape[axis]
     length, have = _length(c, wanted), _length(c, x.type.shape[axis])
     if have > length:
@@ -55,12 +57,39 @@ def _dft(c: Context) -> Result:
     table[:, 0, :, 0], table[:, 0, :, 1] = cos[:rows], sin[:rows]
     if parts == 2:
         table[:, 1, :, 0], table[:, 1, :, 1] = -sin[:rows], cos[:rows]
+    return _transformed(c, x, axis, table)
+
+
+def _real_signal(c: Context, axis: int, parts: int) -> Value:
+    """The inverse of a one-sided transform: the other half of the bins are the conjugates of these."""
+    x = c.input(0)
+    if parts != 2:
+        c.fail("an inverse one-sided transform is of complex numbers")
+    have = _length(c, x.type.shape[axis])
+    length = _length(c, c.dims(1, "dft_length")[0]) if c.has(1) else 2 * (have - 1)
+    bins = length // 2 + 1
+    if have > bins:
+        x = c.slice_axis(x, axis, 0, bins)
+    rows = min(have, bins)
+    cos, sin = (part.T for part in _table(length, rows, True))
+    twice = np.full((rows, 1), 2.0)
+    twice[0] = 1.0
+    if length % 2 == 0 and rows == bins:
+        twice[-1] = 1.0
+    table = np.stack([cos * twice, -sin * twice], axis=1)[..., None]
+    return _transformed(c, x, axis, table)
+
+
+def _transformed(c: Context, x: Value, axis: int, table: Array) -> Value:
+    """The samples along an axis and the parts behind, times a table [samples, parts, results, their parts]."""
+    rank = x.type.rank
+    rows, parts, bins, made = table.shape
     others = [a for a in range(rank - 1) if a != axis]
     moved = c.transpose(x, (*others, axis, rank - 1))
     lead = tuple(x.type.shape[a] for a in others)
     flat = c.reshape(moved, (*lead, rows * parts))
-    weights = c.builder.const(table.reshape(rows * parts, bins * 2).astype(x.type.dtype.numpy))
-    result = c.reshape(c.op("matmul", flat, weights), (*lead, bins, 2))
+    weights = c.builder.const(table.reshape(rows * parts, bins * made).astype(x.type.dtype.numpy))
+    result = c.reshape(c.op("matmul", flat, weights), (*lead, bins, made))
     back = [*range(rank)]
     for place, a in enumerate((*others, axis, rank - 1)):
         back[a] = place

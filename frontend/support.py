@@ -51,7 +51,7 @@ LIMITS = {
     "RandomUniform": "as RandomNormal",
     "RandomUniformLike": "as RandomNormal",
     "Bernoulli": "as RandomNormal",
-    "DFT": "at most 4096 samples, a number that is known when building; one-sided only of real numbers",
+    "DFT": "at most 4096 samples, a number that is known when building",
     "STFT": "frames of at most 4096 samples; the window must be known when building",
     "ScatterElements": "indices outside of the tensor change nothing",
     "ScatterND": "indices outside of the tensor change nothing",

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aot.evaluate import evaluate
+from aot.frontend import load
 from tests.frontend.models import check_against_onnxruntime, single
 
 RNG = np.random.default_rng(5)
@@ -53,6 +55,17 @@ def test_dft() -> None:
     check("DFT", [real], 17, onesided=1)
     check("DFT", [real, np.array(16)], 17, constant=[1], onesided=1)
     check("DFT", [real, np.array(7)], 17, constant=[1])
+
+
+@pytest.mark.parametrize("length", [None, 10, 9, 7, 14])
+def test_inverse_of_a_one_sided_transform(length: int | None) -> None:
+    spectrum = normal(2, 6, 3, 2)
+    spectrum[:, [0, -1], :, 1] = 0.0  # as a real signal has it
+    expected = np.fft.irfft(spectrum[..., 0] + 1j * spectrum[..., 1], length, axis=1)[..., None]
+    operands = [spectrum, None if length is None else np.array(length), np.array(1)]
+    model, feed = single("DFT", operands, opset=20, constant=[1, 2], onesided=1, inverse=1)
+    (result,) = evaluate(load(model), feed)
+    np.testing.assert_allclose(result, expected, 1e-4, 1e-5)
 
 
 def test_stft_and_mel_weights() -> None:
