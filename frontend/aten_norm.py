@@ -189,7 +189,8 @@ def _batch_norm(c: Context) -> Result:
 @aten_op("_native_batch_norm_legit_no_training", "_batch_norm_no_update")
 def _batch_norm_no_training(c: Context) -> Result:
     x = c.tensor("input")
-    return _as_results(c, [_fixed(c, x, c.tensor("running_mean"), c.tensor("running_var")), None, None, None])
+    fixed = _fixed(c, x, c.tensor("running_mean"), c.tensor("running_var"))
+    return _as_results(c, _fit(c, [fixed, None, None, None]))
 
 
 @aten_op("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional")
