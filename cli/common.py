@@ -58,10 +58,17 @@ class ErrorGroup(click.Group):
     """A command group that turns errors into text (or JSON) and the documented exit codes."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        if "--json" in ctx.args:  # also where the rest of the line cannot be read
+            ctx.meta["aotc.json"] = True
         try:
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
+        except (click.exceptions.Exit, click.Abort):
             raise
+        except click.ClickException as error:
+            if not wants("json") or isinstance(error, click.exceptions.NoArgsIsHelpError):
+                raise
+            report_error(OptionError(error.format_message()))
+            ctx.exit(error.exit_code)
         except AotError as error:
             report_error(error)
             ctx.exit(USAGE if isinstance(error, OptionError) else ERROR)
@@ -178,7 +185,7 @@ def bytes_text(count: Any) -> str:
 def seconds_text(seconds: float) -> str:
     """A duration for people, to two or three digits."""
     if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} us"
+        return f"{seconds * 1e6:.1f} us" if seconds < 1e-5 else f"{seconds * 1e6:.0f} us"
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 

@@ -74,11 +74,14 @@ class Reference:
         """The outputs by name."""
         missing = [name for name in self.inputs if name not in feed]
         if missing:
-            raise OptionError(f"the model also needs the inputs {', '.join(missing)}")
+            hint = "Compare with the model that the artifact was built from."
+            raise OptionError(f"the model also needs the inputs {', '.join(missing)}", hint=hint)
         try:
             results = self._session.run(None, {name: feed[name] for name in self.inputs})
         except Exception as error:
-            raise ModelError(f"ONNX Runtime cannot run the model on these inputs: {_first_line(error)}") from error
+            reason = f"ONNX Runtime cannot run the model on these inputs: {_first_line(error)}"
+            hint = "If they are random, give those that must fit with --input, sizes with --dim, and add --random."
+            raise ModelError(reason, hint=hint) from error
         found: dict[str, Array] = {}
         for name, value in zip(self.outputs, results, strict=True):
             if isinstance(value, list) and all(isinstance(item, np.ndarray) for item in value):

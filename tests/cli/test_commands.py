@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from aot.cli.common import seconds_text
 from aot.cli.main import COMMANDS, cli, main
 from tests.cli.conftest import META, WEIGHT, make_artifact
 
@@ -483,3 +484,26 @@ def test_environment(
     monkeypatch.setenv("AOTC_CACHE", str(tmp_path / "mine"))
     assert invoke("build", onnx_model, "-o", tmp_path / "out.aot").exit_code == 0
     assert driver.options.cache_dir == tmp_path / "mine"
+
+
+# usage errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "--json"), "Missing argument"),
+        (("run", "x.aot", "--foo", "--json"), "No such option"),
+        (("nothing", "--json"), "No such command"),
+        (("build", "--json", "x.onnx", "--dim", "3"), "cannot read --dim '3'"),
+    ],
+)
+def test_usage_errors_are_json_too(arguments: tuple[str, ...], message: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    error = json.loads(result.stdout)["error"]
+    assert error["code"] == "option" and message in error["message"]
+
+
+def test_short_times_have_a_digit_more() -> None:
+    assert [seconds_text(seconds) for seconds in (4.4e-7, 7.13e-6, 1.24e-5)] == ["0.4 us", "7.1 us", "12 us"]
