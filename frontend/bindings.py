@@ -32,9 +32,7 @@ class Bindings:
     range (lo, hi), or the name of another symbol.
     """
 
-    def __init__(
-        self, dims: Mapping[str, DimOption] | None = None, wished: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, dims: Mapping[str, DimOption] | None = None, wished: Mapping[str, str] | None = None) -> None:
         self.options = dict(dims or {})
         self.wished = dict(wished or {})  # better names for sizes that data gives
         self.display: dict[str, str] = {}
