@@ -142,7 +142,7 @@ def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> OnnxModel
             raise ModelError(f"function {function.name!r} is defined twice", where=where)
         functions[key] = function
     digest = hashlib.sha256(data)
-    for location in sorted(_external_locations(proto.graph)):
+    for location in sorted(set(_external_locations(proto))):
         with _external_file(location, folder, "external data").open("rb") as file:
             while chunk := file.read(1 << 20):
                 digest.update(chunk)
@@ -290,7 +290,11 @@ def _external_const(
     tensor: TensorProto, dtype: DType, shape: tuple[int, ...], size_bytes: int, folder: Path | None
 ) -> Const:
     label = f"tensor {tensor.name!r}"
-    entries = {entry.key: entry.value for entry in tensor.external_data}
+    entries: dict[str, str] = {}
+    for entry in tensor.external_data:
+        if entry.key in entries:  # readers differ in which one counts
+            raise ModelError(f"external data {entry.key} is given twice", where=label)
+        entries[entry.key] = entry.value
     path = _external_file(entries.get("location", ""), folder, label)
     offset = _external_number(entries, "offset", 0, label)
     length = _external_number(entries, "length", size_bytes, label)
@@ -326,25 +330,48 @@ def _external_file(location: str, folder: Path | None, label: str) -> Path:
     if not location or "\0" in location or Path(location).is_absolute() or ".." in parts or ":" in parts[0]:
         raise ModelError(f"external data path {location!r} leaves the model's folder", where=label)
     path = folder
-    for part in parts:
-        path = path / part
-        if path.is_symlink():
-            raise ModelError(f"external data path {location!r} goes through a link", where=label)
-    if not path.is_file():
-        raise ModelError(f"external data file {location!r} is missing", where=label, hint=f"It belongs into {folder}.")
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise ModelError(f"external data path {location!r} leaves the model's folder", where=label)
+    try:
+        for part in parts:
+            path = path / part
+            if path.is_symlink():
+                raise ModelError(f"external data path {location!r} goes through a link", where=label)
+        if not path.is_file():
+            hint = f"It belongs into {folder}."
+            raise ModelError(f"external data file {location!r} is missing", where=label, hint=hint)
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ModelError(f"external data path {location!r} leaves the model's folder", where=label)
+        if path.stat().st_nlink > 1:
+            raise ModelError(
+                f"external data file {location!r} has another name elsewhere (a hard link)",
+                where=label,
+                hint="Copy the file, and put the copy in its place.",
+            )
+    except OSError as error:
+        text = f"external data file {location[:80]!r} cannot be read: {error.strerror or error}"
+        raise ModelError(text, where=label) from error
     return path
 
 
-def _external_locations(graph: GraphProto) -> set[str]:
-    return {
-        entry.value
-        for tensor in graph.initializer
-        if tensor.data_location == TensorProto.EXTERNAL
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
+def _external_locations(proto: ModelProto) -> Iterator[str]:
+    """The files that any tensor of a model lies in: initializers and attributes, of bodies and functions too."""
+    for tensor in (*_graph_tensors(proto.graph), *(t for f in proto.functions for t in _node_tensors(f.node))):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            yield from (entry.value for entry in tensor.external_data if entry.key == "location")
+
+
+def _graph_tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    yield from _node_tensors(graph.node)
+
+
+def _node_tensors(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+                yield from _graph_tensors(graph)
 
 
 # Attributes

@@ -346,7 +346,8 @@ def test_external_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "location",
     ["../weights.bin", "/etc/passwd", "", "a/../../weights.bin", "..\\weights.bin", "C:\\weights.bin", "absent.bin",
-     "a\0b", "link.bin", "linked/weights.bin", "."],
+     "a\0b", "link.bin", "linked/weights.bin", ".", "hard.bin", "pipe",
+     pytest.param("n" * 5000, id="long name"), pytest.param("a/" * 3000 + "weights.bin", id="long path")],
 )  # fmt: skip
 def test_external_paths_stay_in_the_folder(location: str, tmp_path: Path) -> None:
     inner = tmp_path / "inner"
@@ -354,6 +355,8 @@ def test_external_paths_stay_in_the_folder(location: str, tmp_path: Path) -> Non
     (tmp_path / "weights.bin").write_bytes(b"\0" * 16)
     (inner / "link.bin").symlink_to(tmp_path / "weights.bin")
     (inner / "linked").symlink_to(tmp_path)
+    (inner / "hard.bin").hardlink_to(tmp_path / "weights.bin")
+    os.mkfifo(inner / "pipe")
     with pytest.raises(ModelError):
         load(external(location, inner))
 
@@ -366,6 +369,43 @@ def test_external_paths_stay_in_the_folder(location: str, tmp_path: Path) -> Non
 def test_external_ranges_stay_in_the_file(entries: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="'w'"):
         load(external("weights.bin", tmp_path, 16, **entries))
+
+
+@pytest.mark.parametrize("key", ["location", "offset", "length"])
+def test_external_entries_are_given_once(key: str, tmp_path: Path) -> None:
+    """What one reader checks and another uses must be the same entry."""
+    path = external("weights.bin", tmp_path, 32, offset="16", length="16")
+    model = onnx.load(path, load_external_data=False)
+    entry = model.graph.initializer[0].external_data.add()
+    entry.key, entry.value = key, {"location": "weights.bin", "offset": "16", "length": "16"}[key]
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="twice"):
+        load(path)
+
+
+def test_external_data_of_attributes_and_bodies_counts(tmp_path: Path) -> None:
+    """The digest of a model covers every file that it reads."""
+    path = external("weights.bin", tmp_path, 16)
+    tensor = onnx.load(path, load_external_data=False).graph.initializer[0]
+    constant = node("Constant", [], ["k"], value=tensor)
+    body = helper.make_graph(
+        [constant, node("Add", ["x", "k"], ["z"])], "b", [], [helper.make_tensor_value_info("z", FLOAT, None)]
+    )
+    held = helper.make_graph(
+        [node("Add", ["x", "w"], ["z"])], "b", [], [helper.make_tensor_value_info("z", FLOAT, None)], [tensor]
+    )
+    branch = {"then_branch": body, "else_branch": body}
+    for nodes in (
+        [constant, node("Add", ["x", "k"], ["y"])],
+        [node("If", ["c"], ["y"], **branch)],
+        [node("If", ["c"], ["y"], then_branch=held, else_branch=held)],
+    ):
+        model = model_of(nodes, {"x": (FLOAT, [4]), "c": (TensorProto.BOOL, [])}, ["y"])
+        path.write_bytes(model.SerializeToString())
+        (tmp_path / "weights.bin").write_bytes(b"\0" * 16)
+        before = load_with_info(path)[1].digest
+        (tmp_path / "weights.bin").write_bytes(b"\1" * 16)
+        assert load_with_info(path)[1].digest != before
 
 
 def test_tensor_encodings() -> None:
