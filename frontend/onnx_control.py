@@ -94,8 +94,7 @@ def import_if(
     frame: Frame,
 ) -> list[Value] | None:
     """An If on a condition that only the run knows. None where something in a branch is unsupported."""
-    if condition.type.dtype != dtypes.BOOL or condition.type.elements != 1:
-        raise ModelError(f"the condition must be one bool; it is {condition.type}")
+    _must_be_condition(condition)
     sides: list[Region] = []
     for branch in ("then_branch", "else_branch"):
         region = importer.region(attributes[branch].g, (), scope, frame, name, branch)
@@ -132,6 +131,10 @@ def import_loop(
     if len(body.input) != 2 + len(initial) or len(body.output) < 1 + len(initial):
         counts = f"{len(body.input)} inputs and {len(body.output)} outputs"
         raise ModelError(f"the loop carries {len(initial)} values; its body has {counts}")
+    if trips is not None and (trips.type.dtype.is_float or trips.type.dtype.is_bool or trips.type.elements != 1):
+        raise ModelError(f"the number of iterations must be one integer; it is {trips.type}")
+    if condition is not None:
+        _must_be_condition(condition)
     limit = importer.builder.known(trips) if trips is not None else None
     if limit is not None and limit.flat[0] == _NO_LIMIT:
         trips, limit = None, None
@@ -149,6 +152,11 @@ def import_loop(
         return results[0], results[1 : 1 + len(initial)], results[1 + len(initial) :]
 
     return _loop(importer, name, outputs, scope, frame, body, trips, count, condition, initial, formal, split)
+
+
+def _must_be_condition(value: Value) -> None:
+    if value.type.dtype != dtypes.BOOL or value.type.elements != 1:
+        raise ModelError(f"the condition must be one bool; it is {value.type}")
 
 
 def _present(value: Value | None) -> Value:
@@ -206,6 +214,8 @@ def _loop(
             break
     else:
         raise UnsupportedError("the sizes of what the loop carries do not settle")
+    if going_on is not None:
+        _must_be_condition(going_on)
     region.symbols.update(s for dims in varying for dim in dims.values() for s in dimension.symbols_of(dim))
     always = going_on is None or _is_true(region.builder, going_on)
     if always and condition is not None and _is_true(importer.builder, condition):

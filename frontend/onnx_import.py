@@ -54,6 +54,7 @@ from aot.ops.opdef import DimMismatch
 LARGEST_ROUNDS = 64  # conditions on symbols that one import may add
 LARGEST_BYTES = 1 << 47  # of one tensor: what a process can address
 DEEPEST_CALL = 32  # functions inside functions
+MOST_NODES = 1 << 20  # with functions and bodies expanded, which may double them at every level
 _EXAMPLES = 5
 # Deprecated for what the text of the operator set said of them, and run by everyone.
 _STILL_RUN = frozenset({"GroupNormalization"})
@@ -156,6 +157,7 @@ class Importer:
         self.squeezes_open_axes = False
         self.notes: list[tuple[str, str]] = []  # (what the user should know, node)
         self.where = ""
+        self.node_count = 0
 
     def run(self) -> Graph | None:
         """The graph; None when something is unsupported (see `rejected`)."""
@@ -308,6 +310,11 @@ class Importer:
 
     def _node(self, node: NodeProto, name: str, scope: Scope, frame: Frame) -> None:
         self.where = name
+        self.node_count += 1
+        if self.node_count > MOST_NODES:
+            raise ModelError(
+                f"with its functions and bodies expanded the model has over {MOST_NODES} nodes", where=name
+            )
         _check_names((name, *node.output))
         inputs: list[Operand | None] = []
         poisoned = False

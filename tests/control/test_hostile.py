@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aot.errors import AotError, GuardError, RunError
+from aot.errors import AotError, GuardError, ModelError, RunError
+from aot.frontend import load, onnx_import
 from aot.options import DimRange
 from tests.control.models import Checker, arrays, model_of
 
@@ -264,3 +265,41 @@ def test_slices_with_the_longest_steps(check: Checker) -> None:
     feeds = [(0, most, most), (-1, -most - 1, -most - 1), (4, -most - 1, -most), (most, -most - 1, -2), (1, most, 3)]
     want = [[x[:1]], [x[4:]], [x[4:]], [x[::-2]], [x[1::3]]]
     check(model, *[{"x": x, "s": [s], "e": [e], "t": [t]} for s, e, t in feeds], want=want)
+
+
+LOOPS = {
+    "iterations as floats": ("float M, bool c", "Identity (ci)", "number of iterations must be one integer"),
+    "iterations as a bool": ("bool M, bool c", "Identity (ci)", "number of iterations must be one integer"),
+    "two numbers of iterations": ("int64[2] M, bool c", "Identity (ci)", "number of iterations must be one integer"),
+    "any number of iterations": ("int64[k] M, bool c", "Identity (ci)", "number of iterations must be one integer"),
+    "a condition of integers": ("int64 M, int64 c", "Identity (ci)", "condition must be one bool"),
+    "two conditions": ("int64 M, bool[2] c", "Identity (ci)", "condition must be one bool"),
+    "a float that goes on": ("int64 M, bool c", "Neg (a)", "condition must be one bool"),
+    "as many bools as elements": ("int64 M, bool c", "Greater (a, a)", "condition must be one bool"),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_what_a_loop_runs_for(name: str) -> None:
+    """The model is at fault, and told so."""
+    inputs, going_on, words = LOOPS[name]
+    model = model_of(f"""g (float[n] x, {inputs}) => (float[n] y) {{
+        y = Loop (M, c, x) <body = b (int64 i, bool ci, float[n] a) => (bool co, float[n] a1) {{
+            co = {going_on} a1 = Neg (a) }}>
+    }}""")
+    with pytest.raises(ModelError, match=words):
+        load(model)
+
+
+def test_functions_that_double_at_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file of 2**30 nodes is refused before it fills the memory."""
+    levels = "\n".join(
+        f"""<domain: "local", opset_import: ["" : 17, "local" : 1]> f{i} (a) => (b) {{
+            t = local.f{i + 1} (a) b = local.f{i + 1} (t) }}"""
+        for i in range(30)
+    )
+    last = '<domain: "local", opset_import: ["" : 17]> f30 (a) => (b) { b = Neg (a) }'
+    model = model_of("g (float[n] x) => (float[n] y) { y = local.f0 (x) }", functions=f"{levels}\n{last}")
+    monkeypatch.setattr(onnx_import, "MOST_NODES", 5000)
+    with pytest.raises(ModelError, match="over 5000 nodes"):
+        load(model)
