@@ -95,9 +95,9 @@ def _arange(c: Context) -> Result:
         if any(isinstance(bound, DimExpr) for bound in (start, step, end)):
             c.unsupported("a range of sizes in steps that are not whole")
         extent: Dim = max(math.ceil((end - start) / step), 0)
-        if not c.dtype.is_float:  # torch takes the bounds as whole numbers
+        if not c.dtype.is_float:  # torch takes the bounds as whole numbers; of i64, for their count too
             start, end, step = int(start), int(end), int(step)
-            extent = max(-(-(end - start) // step), 0) if step else 0
+            extent = max(-(-(end - start) // step), 0) if step and c.dtype is _I64 else extent
     elif isinstance(step, DimExpr) or step > 0:
         extent = dimension.maximum(dimension.ceildiv(end - start, step), 0)
     else:

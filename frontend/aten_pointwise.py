@@ -48,11 +48,11 @@ def _div(c: Context) -> Result:
     mode = "floor" if c.op.startswith("floor_divide") else c.text("rounding_mode")
     if not c.dtype.is_float:
         return c.op_("div" if mode == "trunc" else "floordiv", *pair(c, c.dtype))
-    left, right = pair(c, wide_dtype(c.dtype) if mode else _with_number(c, "self", "other"))
     if mode == "floor":
-        return c.cast(c.op_("floordiv", left, right), c.dtype)
-    quotient = c.op_("div", left, right)
-    return c.cast(c.op_("trunc", quotient) if mode == "trunc" else quotient, c.dtype)
+        return c.cast(c.op_("floordiv", *pair(c, wide_dtype(c.dtype))), c.dtype)
+    # Torch rounds the quotient of half types before it cuts it.
+    quotient = c.cast(c.op_("div", *pair(c, _with_number(c, "self", "other"))), c.dtype)
+    return c.op_("trunc", quotient) if mode == "trunc" else quotient
 
 
 @aten_op("remainder", "fmod")
