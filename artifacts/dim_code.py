@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from aot import dims
 from aot.artifacts.layout import DimOp
 from aot.dims import Atom, Dim, Symbol
-from aot.errors import ArtifactError, CompilerError
+from aot.errors import ArtifactError, CompilerError, ModelError
 
 Code = tuple[tuple[int, int, int], ...]  # (op, symbol, value)
 _CALLS = {"floordiv": DimOp.FLOORDIV, "mod": DimOp.MOD, "min": DimOp.MIN, "max": DimOp.MAX}
@@ -15,7 +15,10 @@ MAX_DEPTH = 64
 
 
 def encode(dim: Dim, numbers: Mapping[Symbol, int]) -> Code:
-    """Stack code that leaves the dimension's value, given each symbol's number."""
+    """Stack code that leaves the dimension's value, given each symbol's number.
+
+    Raises ModelError for one that the code cannot hold: numbers beyond 64 bits, a deeper stack than the runtime's.
+    """
     code: list[tuple[int, int, int]] = []
 
     def atom(part: Atom) -> None:
@@ -46,7 +49,23 @@ def encode(dim: Dim, numbers: Mapping[Symbol, int]) -> Code:
                 code.append((DimOp.ADD, 0, 0))
 
     expression(dim)
+    _check(dim, code)
     return tuple(code)
+
+
+def _check(dim: Dim, code: Sequence[tuple[int, int, int]]) -> None:
+    depth = 0
+    for op, _, value in code:
+        if not -(1 << 63) <= value < 1 << 63:
+            raise ModelError(f"the size {_short(dim)} has the number {value}, which does not fit 64 bits")
+        depth += 1 if op in (DimOp.CONSTANT, DimOp.SYMBOL) else -1
+        if depth > MAX_DEPTH:
+            raise ModelError(f"the size {_short(dim)} is nested too deeply")
+
+
+def _short(dim: Dim) -> str:
+    text = str(dim)
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def decode(code: Sequence[tuple[int, int, int]], symbols: Sequence[Symbol], where: str) -> Dim:

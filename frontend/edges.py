@@ -91,7 +91,12 @@ def _array(info: ValueInfoProto, value: Any) -> np.ndarray[Any, np.dtype[Any]]:
         given = np.asarray(value)
         with np.errstate(all="ignore"):
             array = given.astype(dtype.numpy)
-            exact = dtype.is_float or np.array_equal(array.astype(given.dtype), given)
+            # A number that wraps around comes back as it was; its sign tells.
+            exact = (
+                bool(np.isfinite(array.astype(np.float64)).all())
+                if dtype.is_float
+                else np.array_equal(array.astype(given.dtype), given) and np.array_equal(array < 0, given < 0)
+            )
     except (TypeError, ValueError, OverflowError) as error:
         raise OptionError(f"{value!r} is not a number or a regular list of numbers", where=where) from error
     if given.dtype.kind not in "biuf" or not exact:

@@ -13,6 +13,7 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
 
+from aot import dims as dimension
 from aot.dims import Dim, maximum, symbols_of
 from aot.errors import AotError, CompilerError, ModelError, UnsupportedError
 from aot.frontend import (
@@ -751,10 +752,10 @@ def _check_names(names: Iterable[str]) -> None:
 
 
 def _check_size(value: Value, where: str) -> None:
-    size = value.type.bytes
-    if isinstance(size, int) and size > LARGEST_BYTES:
+    least = dimension.bounds(value.type.bytes)[0]
+    if least > LARGEST_BYTES:
         extents = ", ".join(map(str, value.type.shape))
-        raise ModelError(f"a tensor of shape [{extents}] has {size} bytes, more than any machine", where=where)
+        raise ModelError(f"a tensor of shape [{extents}] has {int(least)} bytes, more than any machine", where=where)
 
 
 def _named(graph: Graph, names: Mapping[Value, str]) -> Graph:

@@ -303,3 +303,14 @@ def test_functions_that_double_at_every_level(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(onnx_import, "MOST_NODES", 5000)
     with pytest.raises(ModelError, match="over 5000 nodes"):
         load(model)
+
+
+def test_sizes_with_numbers_beyond_64_bits(check: Checker) -> None:
+    """Told when building, in the words of the model: before the file format finds out."""
+    text = "g (float[n] x) => (float[m] y) <int64[2] p = {9223372036854775807, 9223372036854775807}> { y = Pad (x, p) }"
+    with pytest.raises(ModelError, match="more than any machine"):
+        check.build(model_of(text))
+    text = """g (float[n,k] x) => (float[m,l] y) <int64[4] p = {0, 9223372036854775807, 0, 9223372036854775807}> {
+        y = Pad (x, p) }"""
+    with pytest.raises(ModelError, match="does not fit 64 bits"):
+        check.build(model_of(text), dims=(DimRange("n", 0, None),))

@@ -116,6 +116,8 @@ def test_both_are_part_of_the_options(cache: Path) -> None:
         ({"values": {"K": 2}}, "the model has no input 'K' to set\n  hint: Did you mean 'k'?"),
         ({"values": {"b": [1, 2, 3]}}, "the model has no input 'b' to set"),
         ({"values": {"k": 2.5}}, "input 'k': 2.5 is not of the input's element type i64"),
+        ({"values": {"k": 1 << 63}}, "input 'k': 9223372036854775808 is not of the input's element type i64"),
+        ({"values": {"W": [[1e300] * 3] * 4}}, "is not of the input's element type f32"),
         ({"values": {"k": [1, 2]}}, "the value has shape [2], the input [1]"),
         ({"values": {"k": [[1], [2, 3]]}}, "not a number or a regular list"),
         ({"values": {"x": [[1, 2, 3]]}}, "the value has shape [1, 3], the input [N, 4]"),
