@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from aot import dims as dimension
 from aot.dims import Call, Dim, DimExpr, Symbol
-from aot.errors import OptionError
+from aot.errors import ModelError, OptionError
 
 DimOption = int | str | tuple[int, int | None] | Symbol | DimExpr
 
@@ -168,11 +168,42 @@ class Bindings:
 
             if dimension.substitute(left, put) != dimension.substitute(right, put):
                 continue
-            self._replaced = {name: dimension.substitute(old, put) for name, old in self._replaced.items()}
-            self._replaced = trial | self._replaced
-            for name in trial:
-                self._needed_by.setdefault(name, []).append(where)
+            self._keep(trial, where)
             return True
+        return False
+
+    def _keep(self, trial: Mapping[str, Dim], where: str) -> None:
+        """Puts dims in the place of symbols, from the next import on."""
+
+        def put(found: Symbol) -> Dim:
+            return trial.get(found.name, found.dim)
+
+        self._replaced = {name: dimension.substitute(old, put) for name, old in self._replaced.items()}
+        self._replaced = dict(trial) | self._replaced
+        for name in trial:
+            self._needed_by.setdefault(name, []).append(where)
+
+    def bound(self, dim: Dim, where: str) -> bool:
+        """Finds a least size that keeps `dim`, the room of a window, from being negative, and keeps it.
+
+        False where none is needed, or none does it. Raises ModelError where no size has room.
+        """
+        if dimension.bounds(dim)[1] < 0:
+            raise ModelError("the window is larger than every size that the model and dims allow", where=where)
+        wanted = dimension.maximum(dim, 0)
+        for trial in _conditions(wanted, dim, self._made) if wanted != dim else ():
+            for name, replaced in trial.items():
+                old = next(symbol for symbol in dimension.symbols_of(dim) if symbol.name == name)
+                new = _plain_symbol(replaced)
+                if len(trial) > 1 or old.origin != "input" or new != replace(old, lo=max(old.lo, new.lo if new else 0)):
+                    continue
+
+                def put(found: Symbol, trial: Mapping[str, Dim] = trial) -> Dim:
+                    return trial.get(found.name, found.dim)
+
+                if dimension.substitute(wanted, put) == dimension.substitute(dim, put):
+                    self._keep(trial, where)
+                    return True
         return False
 
     def conditions(self) -> list[str]:

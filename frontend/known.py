@@ -52,6 +52,7 @@ class KnownBuilder(Builder):
         self._derived: set[Value] = set()  # made here, of sizes and whole numbers
         self._pending: set[Value] = set()  # of these, what is not in the graph yet
         self.unsigned: dict[Dim, None] = {}  # sizes whose quotients would be known if they were not negative
+        self.room: dict[Dim, str] = {}  # what an input has beyond a window, which is not to be negative; the node
 
     def known(self, value: Value) -> Array | None:
         """The contents, as an object array, where they are known before running."""

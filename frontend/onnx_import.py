@@ -794,6 +794,8 @@ def _attempt(model: OnnxModel, bindings: Bindings, choices: Choices) -> tuple[Im
                 bindings.resolve(maximum(dim, 0), dim, importer.where) for dim in importer.builder.unsigned
             ):
                 continue
+            if graph is not None and any(bindings.bound(dim, where) for dim, where in importer.builder.room.items()):
+                continue
             if graph is not None and importer.reads_data and not bindings.wished:
                 wished = bindings.better_names(_declared_sizes(model, graph))
                 if wished:

@@ -98,6 +98,11 @@ def _conv(c: Context) -> Result:
         c.fail(f"the operand has rank {c.rank()}, the weight {weight.type.rank}")
     window = _window(c, _kernel_of_weight(c, weight))
     x, pads = _plain_pads(c, c.input(0), window, None)
+    spatial = len(window.kernel)
+    for axis, reach in enumerate(window.reach):
+        room = x.type.shape[2 + axis] + (pads[axis] + pads[spatial + axis] - reach)
+        if not isinstance(room, int):
+            c.builder.room.setdefault(room, c.where)
     return c.op(
         "conv",
         x,
