@@ -427,6 +427,8 @@ def _one_hot(c: Context) -> Result:
 @aten_op("_embedding_bag", "_embedding_bag_forward_only")
 def _embedding_bag(c: Context) -> Result:
     """Rows of a table summed, averaged or their maximum, by bags that begin at offsets."""
+    if any(number > 0 for number in c.used):
+        c.unsupported("results of embedding bags beside the first")
     weight, indices, offsets = c.tensor("weight"), c.tensor("indices"), c.tensor("offsets")
     mode, padding = c.integer("mode"), c.integer("padding_idx")
     bags = offsets.type.shape[0] - (1 if c.flag("include_last_offset") else 0)
@@ -458,11 +460,7 @@ def _embedding_bag(c: Context) -> Result:
         table = c.op_("div", table, c.cast(c.op_("max", size, one), wide))
     if mode == 2:
         table = c.op_("where", c.op_("eq", size, zero), c.scalar(0.0, wide), table)
-    given = indices.type.dtype
-    places: Value | None = None
-    if 3 in c.used:
-        c.unsupported("where the largest rows of a bag are")
-    return [c.cast(table, dtype), *(c.cast(part, given) for part in (bag, sizes)), places]
+    return [c.cast(table, dtype), *[None] * (len(c.results) - 1)]
 
 
 # Sorted tables
