@@ -35,7 +35,9 @@ public:
 
 private:
     [[noreturn]] void fail(const char *what) const {
-        throw Failure(AOT_ERROR_GUARD, model_.name.c_str(), "Use smaller inputs.", "for these shapes, %s", what);
+        throw Failure(AOT_ERROR_GUARD, model_.name.c_str(),
+                      "Use inputs of other sizes: these are too large or too small for the model.",
+                      "for these shapes, %s", what);
     }
     [[noreturn]] void inconsistent(const char *what) const {
         throw Failure(AOT_ERROR_INTERNAL, model_.name.c_str(), "Build the artifact again; if that does not help, report it.",
