@@ -129,8 +129,8 @@ any number of threads. They follow the distribution, and are not those of ONNX R
 
 A named dimension of an input becomes a symbol; the same name is the same symbol. Dimensions without a name, or named by
 an expression, get a symbol of their own, named after the input and axis. Where the model can only run if two sizes
-agree, the import finds the condition (an equality, a bound, a multiple) and records it as a warning; the artifact
-checks it before every run.
+agree, or if the window of a convolution fits, the import finds the condition (an equality, a bound, a multiple) and
+records it as a warning; the artifact checks it before every run.
 """
 
 
