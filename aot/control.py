@@ -8,8 +8,9 @@ cuts that graph into a flow of blocks without them. What they mean:
   loop(trips?, condition?, *carried, *captures) {carried=n}
       One region (iteration, *carried, *captures) -> (condition?, *carried, *stacked). It runs while fewer than
       `trips` iterations are done and the condition holds; results are the carried values, then the stacked
-      ones: what each iteration gave, along a new first axis. The region gives a condition if the loop has one. Without iterations,
-      the other extents of a stacked result are what its type says; 0 where that has no value before the loop.
+      ones: what each iteration gave, along a new first axis. The region gives a condition if the loop has one.
+      Without iterations, the other extents of a stacked result are what its type says; 0 where that has no value
+      before the loop.
   alias(x) {shape, exact}
       The row-major elements of x in another shape: all of them (exact), or as many as the shape has.
   read(x) {element, dim, clamp}

@@ -68,7 +68,7 @@ class Generator:
         return bool(self.random.random() < part)
 
     def constant(self, value: Any, dtype: type = np.float32) -> str:
-        array = np.asarray(value, dtype)
+        array: np.ndarray[Any, Any] = np.asarray(value, dtype)
         name = f"c_{array.dtype}_{'_'.join(map(str, array.shape))}_{array.reshape(-1).tolist()}"
         self.constants[name] = array
         return name
