@@ -466,7 +466,7 @@ def ordered(nodes: Sequence[NodeProto], names: Sequence[str], known: Iterable[st
             if name in maker:
                 raise ModelError(f"tensor {name!r} is also made by {names[maker[name]]}", where=names[index])
             if name in available:
-                raise ModelError(f"tensor {name!r} is also an input or an initializer", where=names[index])
+                raise ModelError(f"tensor {name!r} is also an input, an initializer, or one of a graph around this", where=names[index])
             maker[name] = index
     waiting: list[set[int]] = []
     readers: dict[int, list[int]] = {}
