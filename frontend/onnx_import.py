@@ -804,7 +804,7 @@ def _attempt(model: OnnxModel, bindings: Bindings, choices: Choices) -> tuple[Im
             return importer, graph
         except DimMismatch as error:
             if not bindings.resolve(error.left, error.right, importer.where):
-                hint = "Bind the input dimensions with --dim (dims= in Python), or check the shapes that the model declares."
+                hint = "Bind the dimensions with --dim (in Python: dims), or check the shapes that the model declares."
                 raise ModelError(bindings.user_text(error.message), where=importer.where, hint=hint) from error
         except RecursionError as error:
             raise ModelError("the model is nested too deeply", where=importer.where) from error

@@ -466,7 +466,8 @@ def ordered(nodes: Sequence[NodeProto], names: Sequence[str], known: Iterable[st
             if name in maker:
                 raise ModelError(f"tensor {name!r} is also made by {names[maker[name]]}", where=names[index])
             if name in available:
-                raise ModelError(f"tensor {name!r} is also an input, an initializer, or one of a graph around this", where=names[index])
+                text = f"tensor {name!r} is also an input, an initializer, or one of a graph around this"
+                raise ModelError(text, where=names[index])
             maker[name] = index
     waiting: list[set[int]] = []
     readers: dict[int, list[int]] = {}

@@ -31,7 +31,7 @@ def need_same_dtype(*types: TensorType) -> DType:
     """The common element type; raises OpError where they differ."""
     found = list(dict.fromkeys(type_.dtype.name for type_ in types))
     if len(found) > 1:
-        raise OpError(f"operands must have one element type; they have {', '.join(found)}, and nothing is converted by itself")
+        raise OpError(f"operands must have one element type; they have {', '.join(found)}: convert with a cast")
     return types[0].dtype
 
 
