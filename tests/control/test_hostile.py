@@ -22,10 +22,12 @@ SWAP = """g (float[n] x, float[m] z, int64 M) => (float[a] p, float[b] q) <bool 
         body = b (int64 i, bool ci, float[c] u, float[d] v) => (bool co, float[d] v1, float[c] u1) {
             co = Identity (ci) v1 = Identity (v) u1 = Identity (u) }>
 }"""
-PASSES = """g (bool c, float[n] x, float[n] z) => (float[n] y, float[n] w) {
+PASSES = """g (float[n] x, float[n] z) => (float[n] y, float[n] w) <float zero = {0}> {
+    s = ReduceSum <keepdims = 0> (x)
+    c = Greater (s, zero)
     y, w = If (c) <
         then_branch = t () => (float[n] p, float[n] q) { p = Identity (x) q = Identity (z) },
-        else_branch = e () => (float[n] r, float[n] s) { r = Identity (z) s = Neg (z) }>
+        else_branch = e () => (float[n] r, float[n] o) { r = Identity (z) o = Neg (z) }>
 }"""
 GROWS = """g (float[n] x, int64 M) => (float[m] y, float[t] s) <bool yes = {1}> {
     y, s = Loop (M, yes, x) <body = b (int64 i, bool ci, float[a] v) => (bool co, float[a2] w, float r) {
@@ -42,20 +44,20 @@ def test_a_flow_that_computes_nothing(check: Checker) -> None:
 
 def test_outputs_that_overlap(check: Checker) -> None:
     """As without control flow: memory of an output is its own."""
-    x, z, c = np.array([1, 2, 3], F32), np.array([4, 5, 6], F32), np.array(True)
+    x, z = np.array([1, 2, 3], F32), np.array([4, 5, 6], F32)
     with check.build(model_of(PASSES)).load() as loaded:
         both = np.zeros(3, F32)
         with pytest.raises(GuardError, match="overlaps that of output 'y'"):
-            loaded.run({"c": c, "x": x, "z": z}, outputs={"y": both, "w": both})
+            loaded.run({"x": x, "z": z}, outputs={"y": both, "w": both})
         room = np.zeros(5, F32)
         with pytest.raises(GuardError, match="overlaps that of output 'y'"):
-            loaded.run({"c": c, "x": x, "z": z}, outputs={"y": room[:3], "w": room[2:]})
+            loaded.run({"x": x, "z": z}, outputs={"y": room[:3], "w": room[2:]})
         for name, array in (("y", x), ("w", x), ("y", z), ("w", z)):
             with pytest.raises(GuardError, match=f"output '{name}'.*overlaps that of input"):
-                loaded.run({"c": c, "x": x, "z": z}, outputs={name: array})
+                loaded.run({"x": x, "z": z}, outputs={name: array})
         np.testing.assert_array_equal(x, [1, 2, 3])
         np.testing.assert_array_equal(z, [4, 5, 6])
-        loaded.run({"c": c, "x": x, "z": z}, outputs={"y": room[:3], "w": both})
+        loaded.run({"x": x, "z": z}, outputs={"y": room[:3], "w": both})
         np.testing.assert_array_equal(room[:3], x)
         np.testing.assert_array_equal(both, z)
 
@@ -65,12 +67,12 @@ def test_no_output_is_written_where_one_is_refused(check: Checker) -> None:
     with check.build(model_of(PASSES)).load() as loaded:
         y = np.full(3, 9, F32)
         with pytest.raises(GuardError, match="output 'w'"):
-            loaded.run({"c": np.array(True), "x": x, "z": z}, outputs={"y": y, "w": np.zeros(2, F32)})
+            loaded.run({"x": x, "z": z}, outputs={"y": y, "w": np.zeros(2, F32)})
         np.testing.assert_array_equal(y, [9, 9, 9])
 
 
 def test_wrong_kinds_of_outputs(check: Checker) -> None:
-    feed = {"c": np.array(True), "x": np.array([1, 2, 3], F32), "z": np.array([4, 5, 6], F32)}
+    feed = {"x": np.array([1, 2, 3], F32), "z": np.array([4, 5, 6], F32)}
     frozen = np.zeros(3, F32)
     frozen.flags.writeable = False
     with check.build(model_of(PASSES)).load() as loaded:
@@ -220,8 +222,10 @@ def test_a_child_that_is_forked_while_a_loop_runs(check: Checker) -> None:
 @pytest.mark.parametrize("weights", ["external", "none"])
 def test_weights_outside_of_the_file(check: Checker, weights: str, tmp_path: Any) -> None:
     """Blocks take their constants from wherever the programs do."""
-    model = model_of("""g (float[n,4] x, bool c) => (float[n,4] y) <
+    model = model_of("""g (float[n,4] x) => (float[n,4] y) <float zero = {0},
         float[4,4] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7}, float[4] v = {1,2,3,4}> {
+        s = ReduceSum <keepdims = 0> (x)
+        c = Greater (s, zero)
         y = If (c) <then_branch = t () => (float[n,4] p) { p = MatMul (x, w) },
                     else_branch = e () => (float[n,4] q) { k = Add (v, v) m = MatMul (x, w) q = Add (m, k) }>
     }""")
@@ -235,9 +239,9 @@ def test_weights_outside_of_the_file(check: Checker, weights: str, tmp_path: Any
 
     given = {"w": w, "v": v} if weights == "none" else None
     with aot.load(path, weights=given, threads=2) as loaded:
-        for c in (True, False):
-            got = loaded.run({"x": x, "c": np.array(c)})["y"]
-            np.testing.assert_allclose(got, x @ w + (0 if c else 2 * v), rtol=1e-6)
+        for sign in (1, -1):
+            got = loaded.run({"x": sign * x})["y"]
+            np.testing.assert_allclose(got, sign * x @ w + (0 if sign > 0 else 2 * v), rtol=1e-6)
     if weights == "none":
         with pytest.raises(AotError):
             aot.load(path, weights={"w": w[:2], "v": v})
