@@ -62,15 +62,14 @@ def _avg_pool(c: Context) -> Result:
     attrs = {"window": window, "strides": strides, "dilations": (1,) * count}
     if divisor:  # the plain mean over windows that lie inside a wider operand, and its factor
         after: list[Dim] = []
-        for extent, size, stride, pad in zip(x.type.shape[2:], window, strides, pads, strict=True):
-            places = sliding_extent(extent, size, stride, pad, pad, ceil)
-            after.append(dimension.maximum((places - 1) * stride + size - extent - pad, 0))
+        places: list[Dim] = []
+        for extent, reach, stride, pad in zip(x.type.shape[2:], window, strides, pads, strict=True):
+            places.append(sliding_extent(extent, reach, stride, pad, pad, ceil))
+            after.append(dimension.maximum((places[-1] - 1) * stride + reach - extent - pad, 0))
         wide = shaping.padded(c.builder, x, [0, 0, *pads], [0, 0, *after], "constant", None)
         made = c.op_("avg_pool", wide, pads=(0,) * 2 * count, ceil=False, include_pad=True, **attrs)
-        sizes = [sliding_extent(n, k, s, p, p, ceil) for n, k, s, p in zip(x.type.shape[2:], window, strides, pads,
-                                                                         strict=True)]  # fmt: skip
-        for axis, size in enumerate(sizes):
-            made = c.slice_axis(made, 2 + axis, 0, size)
+        for axis, found in enumerate(places):
+            made = c.slice_axis(made, 2 + axis, 0, found)
         made = c.op_("mul", made, c.scalar(math.prod(window) / divisor, made.type.dtype))
     else:
         include = c.flag("count_include_pad") if "count_include_pad" in c.arguments else True
@@ -192,8 +191,8 @@ def _adaptive_avg_pool(c: Context) -> Result:
         return _like(c, made, given)
     dtype = x.type.dtype
     x = c.cast(x, dtypes.F32) if dtype.bits < 32 else x
-    for axis, (extent, size) in enumerate(zip(extents, sizes, strict=True)):
-        x = _averaged(c, x, 2 + axis, extent, size)
+    for axis, (length, wanted) in enumerate(zip(extents, sizes, strict=True)):
+        x = _averaged(c, x, 2 + axis, length, wanted)
     return _like(c, c.cast(x, dtype), given)
 
 
@@ -314,7 +313,8 @@ def _step(source: int, result: int, factor: float | None) -> np.float32:
 
 def _nearest_table(source: int, result: int, factor: float | None, exact: bool) -> Array:
     place = np.arange(result, dtype=np.float32) + np.float32(0.5 if exact else 0.0)
-    return np.clip(np.floor(place * _step(source, result, factor)).astype(np.int64), 0, max(source - 1, 0))
+    places: Array = np.clip(np.floor(place * _step(source, result, factor)).astype(np.int64), 0, max(source - 1, 0))
+    return places
 
 
 @aten_op("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d")

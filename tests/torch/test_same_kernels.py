@@ -16,8 +16,9 @@ from aot.passes import Context, PassManager
 from aot.pipeline import CORE_PASSES
 from aot.text import print_graph
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("onnx")
+import torch
 
 
 class Mlp(torch.nn.Module):
@@ -86,7 +87,7 @@ class Recurrent(torch.nn.Module):
         return output, hidden
 
 
-MODELS = {
+MODELS: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "mlp": (Mlp, [(2, 5, 16)]),
     "convolutions": (ConvBlock, [(1, 3, 8, 8)]),
     "attention": (Attention, [(2, 6, 16)]),
