@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_wrong_kinds_of_outputs(check: Checker) -> None:
         np.testing.assert_array_equal(loaded.run(feed)["y"], [1, 2, 3])
 
 
-HUGE = {
+HUGE: Mapping[str, tuple[str, dict[str, Any]]] = {
     "range": (
         "int64 n) => (int64[m] y) <int64 zero = {0}, int64 one = {1}> { y = Range (zero, n, one) }", {"n": 1 << 40}),
     "range of everything": (
