@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Mapping
@@ -319,3 +320,58 @@ def test_sizes_with_numbers_beyond_64_bits(check: Checker) -> None:
         y = Pad (x, p) }"""
     with pytest.raises(ModelError, match="does not fit 64 bits"):
         check.build(model_of(text), dims=(DimRange("n", 0, None),))
+
+
+def test_memory_that_runs_out_anywhere_in_a_flow(check: Checker) -> None:
+    """Every allocation of a session fails once: an error, and the next run is right."""
+    libc = ctypes.CDLL(None)
+    libc.free.argtypes = [ctypes.c_void_p]
+    left, live = [1 << 30], set[int]()
+
+    def allocate(_: Any, size: int, alignment: int) -> int | None:
+        left[0] -= 1
+        pointer = ctypes.c_void_p()
+        if left[0] == 0 or libc.posix_memalign(ctypes.byref(pointer), max(alignment, 8), ctypes.c_size_t(size)):
+            return None
+        live.add(pointer.value or 0)
+        return pointer.value
+
+    def release(_: Any, pointer: int, size: int) -> None:
+        live.remove(pointer)
+        libc.free(pointer)
+
+    class Allocator(ctypes.Structure):
+        _fields_ = (
+            ("struct_size", ctypes.c_size_t), ("user", ctypes.c_void_p), ("allocate", ctypes.c_void_p),
+            ("release", ctypes.c_void_p),
+        )  # fmt: skip
+
+    kept = (
+        ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)(allocate),
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(release),
+    )
+    functions = (ctypes.cast(function, ctypes.c_void_p).value for function in kept)
+    allocator = Allocator(ctypes.sizeof(Allocator), None, *functions)
+    x = np.arange(5, dtype=F32)
+    feed = {"x": x, "M": np.array(6, I64)}
+    y, _ = grown(x, 6)
+    failures = 0
+    for plans in (1, 8):
+        artifact = check.build(model_of(GROWS))
+        for number in range(1, 400):
+            with artifact.load(threads=1, plan_cache_size=plans) as loaded:
+                loaded._options.allocator = ctypes.addressof(allocator)
+                left[0] = number
+                try:
+                    loaded.run(feed)
+                except RunError:
+                    failures += 1
+                done = left[0] > 0
+                left[0] = 1 << 30
+                for _ in range(2):
+                    np.testing.assert_array_equal(loaded.run(feed)["y"], y)
+            assert not live
+            if done:
+                break
+        assert done
+    assert failures > 20
