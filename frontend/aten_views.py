@@ -329,7 +329,8 @@ def replaced(c: Context, x: Value, axis: int, start: Dim, part: Value, step: int
         return x
     if size == extent and step == 1:
         return part
-    if step != 1:
+    # What the caller holds, such as a cache, may be changed in place by a scatter; anything else is joined anew.
+    if step != 1 or x in c.builder.inputs:
         places = c.op_("iota", shape=(size,), axis=0, start=0, step=step, dtype=_I64)
         places = c.op_("add", places, data_sizes.number(c.builder, start))
         return written(c, x, axis, places, part)
