@@ -67,6 +67,9 @@ def _pow(c: Context) -> Result:
     if c.dtype.is_bool:  # 0 to the 0 is 1
         left, right = pair(c, dtypes.BOOL, "self", "exponent")
         return c.op_("or", left, c.op_("not", right))
+    root = {0.5: "sqrt", -0.5: "rsqrt"}.get(exponent) if isinstance(exponent, float) else None
+    if root is not None and c.dtype.is_float:  # of -0 and -inf, too
+        return c.op_(root, typed(c, base, c.dtype))
     return computing(c, c.dtype, lambda x, y: c.op_("pow", x, y), base, exponent)
 
 
@@ -114,8 +117,8 @@ def _nextafter(c: Context) -> Result:
     is_zero = c.op_("eq", x, c.scalar(0.0, c.dtype))
     stepped = c.op_("bitcast", c.op_("where", is_zero, least, moved), to=c.dtype)
     result = c.op_("where", c.op_("eq", x, towards), towards, stepped)
-    odd = c.op_("add", x, towards)
-    return c.op_("where", c.op_("isnan", odd), odd, result) if c.dtype.is_float else result
+    odd = c.op_("or", c.op_("isnan", x), c.op_("isnan", towards))
+    return c.op_("where", odd, c.scalar(math.nan, c.dtype), result)
 
 
 @aten_op("logaddexp", "logaddexp2")

@@ -223,7 +223,8 @@ def _log_running(c: Context) -> Result:
     axis = c.axis("dim", x.type.rank)
     if not x.type.rank:
         return c.tensor("self")
-    top = reduced(c, "max", x, (axis,), True)
+    lowest = c.scalar(-math.inf, dtypes.F64)  # for a NaN, which only counts from its place on
+    top = reduced(c, "max", c.op_("where", c.op_("isnan", x), lowest, x), (axis,), True)
     shift = c.op_("where", c.op_("isinf", top), c.scalar(0.0, dtypes.F64), top)
     total = c.op_("cumsum", c.op_("exp", c.op_("sub", x, shift)), axis=axis)
     return c.cast(c.op_("add", c.op_("log", total), shift), c.dtype)
@@ -421,7 +422,9 @@ def _unique(c: Context) -> Result:
         inverse = c.reshape(inverse, x.type.shape)
     else:
         values = c.transpose(values, tuple(perm.index(k) for k in range(rank)))
-    nothing = filled(c, 0, _I64, (0,))
-    by_name = {"return_inverse": inverse, "return_counts": counts}
-    found = [value if c.flag(name) or name not in c.arguments else nothing for name, value in by_name.items()]
-    return [values, *found][: len(c.results)]
+    # What was not asked for is empty, in most forms.
+    found = [
+        filled(c, 0, _I64, (0,)) if tuple(c.result(number).shape) == (0,) else part
+        for number, part in ((1, inverse), (2, counts))[: len(c.results) - 1]
+    ]
+    return [values, *found]

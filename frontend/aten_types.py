@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from aot import dtypes
 from aot.dims import Dim
@@ -21,7 +22,7 @@ def promoted(c: Context, *items: object) -> DType:
     """The type to which torch promotes tensors, numbers and sizes."""
     import torch
 
-    found: object = None
+    found: Any = None
     rank = 0
     for item in items:
         other = _sample(item)
@@ -32,7 +33,7 @@ def promoted(c: Context, *items: object) -> DType:
     return dtype_of(found.dtype, c.where)
 
 
-def _sample(item: object) -> object:
+def _sample(item: object) -> Any:
     """A torch tensor, or number, that promotes as the argument does."""
     import torch
 

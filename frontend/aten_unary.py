@@ -65,6 +65,10 @@ for _name, _families in _KEEPS.items():
         x = c.tensor("self")
         if x.type.dtype.is_bool or ("i" in families and x.type.dtype.is_integer):
             return x
+        if name in ("sign", "sgn") and x.type.dtype.is_float:  # the sign of NaN is 0
+            zero = c.scalar(0.0, x.type.dtype)
+            sides = [c.cast(c.op_(side, x, zero), x.type.dtype) for side in ("gt", "lt")]
+            return c.op_("sub", *sides)
         return c.op_({"sgn": "sign", "fix": "trunc"}.get(name, name), x)
 
 

@@ -303,6 +303,8 @@ def _instance_reference(attrs: Attrs, x: Array, scale: Array, bias: Array) -> Ar
 
 
 def _group_reference(attrs: Attrs, x: Array, scale: Array, bias: Array) -> Array:
+    if not x.size:
+        return x
     rows = x.reshape(x.shape[0], int_attr(attrs, "groups"), -1)
     rows = _normalized_array(rows, (2,), float_attr(attrs, "epsilon")).reshape(x.shape)
     return (rows * _channel_array(scale, x) + _channel_array(bias, x)).astype(x.dtype)
