@@ -66,7 +66,7 @@ def test_every_public_name_has_a_docstring() -> None:
 
 @pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"(?s)```.*?```", "", page.read_text())
+    text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", text):
         path = (page.parent / target).resolve() if target else page
         assert path.exists(), f"{page.name} links to {target}"
@@ -75,7 +75,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def _anchors(text: str) -> set[str]:
-    titles = re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?s)```.*?```", "", text))
+    titles = re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?ms)^```.*?^```$", "", text))
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 

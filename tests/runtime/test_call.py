@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 from collections import OrderedDict
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from aot.errors import GuardError, RunError
 from aot.runtime import Model, _library, load
@@ -182,55 +182,39 @@ def test_the_module_refuses_misuse(dense_bytes: bytes) -> None:
     assert model._caller.run(0, {}) is None
 
 
-class LateLibrary:
-    """The library, with outputs that have no shape until they have run."""
+def chosen() -> bytes:
+    """The places where x is above 0, and those elements: sizes that only the run knows."""
+    import aot
+    from tests.frontend.models import FLOAT, model_of
 
-    def __init__(self, lib: ctypes.CDLL) -> None:
-        self._lib = lib
-        self._has_run = False
-        result, arguments = _library._FUNCTIONS["aot_session_output"]
-        self.aot_session_output: Any = ctypes.CFUNCTYPE(result, *arguments)(self._output)
-        result, arguments = _library._FUNCTIONS["aot_session_run"]
-        self.aot_session_run: Any = ctypes.CFUNCTYPE(result, *arguments)(self._run)
-
-    def _output(self, *arguments: Any) -> int:
-        return int(self._lib.aot_session_output(*arguments)) if self._has_run else 1
-
-    def _run(self, session: Any, inputs: Any, count: int, outputs: Any, *rest: Any) -> int:
-        addresses = ctypes.cast(outputs, ctypes.POINTER(ctypes.c_void_p))
-        assert addresses[0] is None, "the output's shape is not known"
-        status = int(self._lib.aot_session_run(session, inputs, count, outputs, *rest))
-        self._has_run = not status
-        return status
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._lib, name)
+    nodes = [
+        helper.make_node("Greater", ["x", "zero"], ["flags"]),
+        helper.make_node("NonZero", ["flags"], ["places"]),
+        helper.make_node("Compress", ["x", "flags"], ["kept"], axis=0),
+    ]
+    constants = {"zero": np.zeros((), np.float32)}
+    model = model_of(nodes, {"x": (FLOAT, ["n"])}, ["places", "kept"], constants=constants)
+    return aot.compile(model, "cpu:x86-64-v3").data
 
 
-def test_outputs_whose_shapes_are_known_after_the_run(model: Model) -> None:
-    late = LateLibrary(model._lib)
-    model._lib = late  # type: ignore[assignment]
-    model._shapes.clear()
-    quick = model._caller is not None
-    for n in (3, 1, 3, 8):
-        late._has_run = False
-        if quick:
-            model._caller = model._make_caller()
-        x = handmade.batch_of(n)
-        y = model.run({"x": x})["y"]
-        np.testing.assert_array_equal(y, handmade.expected(x))
-        assert y.flags.owndata
-    x = handmade.batch_of(3)
-    late._has_run = False
-    given = np.zeros((3, 19), np.float32)
-    assert model.run({"x": x}, outputs={"y": given})["y"] is given
-    np.testing.assert_array_equal(given, handmade.expected(x))
-    for wrong, message in (
-        (np.zeros((4, 19), np.float32), r"output 'y': expected shape \[3, 19\], got \[4, 19\]"),
-        (np.zeros((3, 19)), "expected element type f32, got f64"),
-        (np.zeros((3, 38), np.float32)[:, ::2], "row-major"),
-        (np.zeros((19, 3), np.float32).T, "row-major"),
-    ):
-        late._has_run = False
-        with pytest.raises(GuardError, match=message):
-            model.run({"x": x}, outputs={"y": wrong})
+@pytest.mark.parametrize("way", ["extension", "ctypes"])
+def test_outputs_whose_shapes_are_known_after_the_run(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "ctypes":
+        monkeypatch.setattr(_library, "caller_type", lambda: None)
+    elif _library.caller_type() is None:
+        pytest.skip("the extension module is not built")
+    model = load(chosen(), threads=1)
+    rng = np.random.default_rng(0)
+    for n in (3, 1, 3, 8, 200, 2):
+        x = rng.standard_normal(n).astype(np.float32)
+        found = model.run({"x": x})
+        np.testing.assert_array_equal(found["places"], np.nonzero(x > 0))
+        np.testing.assert_array_equal(found["kept"], x[x > 0])
+        assert all(array.flags.owndata and array.flags.writeable for array in found.values())
+    x = np.array([1, -1, 2], np.float32)
+    given = np.zeros(2, np.float32)
+    assert model.run({"x": x}, outputs={"kept": given})["kept"] is given
+    np.testing.assert_array_equal(given, x[x > 0])
+    for wrong in (np.zeros(3, np.float32), np.zeros(2), np.zeros(4, np.float32)[::2]):
+        with pytest.raises(GuardError, match="'kept'"):
+            model.run({"x": x}, outputs={"kept": wrong})
