@@ -397,3 +397,26 @@ def _determinant(c: Context) -> Result:
     if any(number > 0 for number in c.used):
         c.unsupported("the factors of a determinant")
     return [made, None, None]
+
+
+@aten_op("transformers::grouped_mm_fallback", "_grouped_mm")
+def _grouped_matmul(c: Context) -> Result:
+    """Rows in groups, each group times its own matrix; `offs` holds where groups end, rows behind the last are 0.
+
+    Every row is multiplied by every matrix, and its own product is kept: group sizes are only known when running.
+    """
+    names = ("self", "mat2") if c.op.startswith("_grouped") else ("input", "weight")
+    x, weight, ends = c.tensor(names[0]), c.tensor(names[1]), c.optional("offs")
+    if ends is None or x.type.rank != 2 or weight.type.rank != 3:
+        c.unsupported("grouped products other than of rows by groups")
+    groups, rows = weight.type.shape[0], x.type.shape[0]
+    row = c.op_("iota", shape=(1, rows), axis=1, start=0, step=1, dtype=_I64)
+    begun = c.op_("le", c.reshape(c.cast(ends, _I64), (groups, 1)), row)
+    own = c.op_("reduce_sum", c.cast(begun, _I64), axes=(0,), keepdims=True)
+    group = c.op_("iota", shape=(groups, 1), axis=0, start=0, step=1, dtype=_I64)
+    kept = c.reshape(c.op_("eq", group, own), (groups, rows, 1))
+    products = c.op_("matmul", c.reshape(x, (1, *x.type.shape)), weight)
+    chosen = c.op_("where", kept, products, c.scalar(0, products.type.dtype))
+    made = c.op_("reduce_sum", chosen, axes=(0,), keepdims=False)
+    bias = c.optional("bias")
+    return c.cast(made if bias is None else c.op_("add", made, bias), c.dtype)

@@ -539,3 +539,20 @@ def _trace(c: Context) -> Result:
     column = c.op_("iota", shape=(1, columns), axis=1, start=0, step=1, dtype=_I64)
     kept = c.op_("where", c.op_("eq", row, column), c.cast(x, c.dtype), c.number_value(0, c.dtype))
     return c.op_("reduce_sum", kept, axes=(0, 1), keepdims=False)
+
+
+@aten_op("repeat_interleave.Tensor")
+def _interleaved_places(c: Context) -> Result:
+    """Each place as often as its count says: result i is how many runs of places have ended by i."""
+    counts = c.cast(c.tensor("repeats"), _I64)
+    given = c.dtype
+    if counts.type.shape[0] == 0:
+        return c.expand(c.scalar(0, given), (0,))
+    ends = c.op_("cumsum", counts, axis=0, exclusive=False, reverse=False)
+    total = c.size("output_size") if c.has("output_size") else None
+    if total is None:
+        whole = c.op_("reduce_sum", counts, axes=(0,), keepdims=False)
+        total = data_sizes.read(c.builder, whole, "the sum of the repeats")
+    place = c.op_("iota", shape=(total, 1), axis=0, start=0, step=1, dtype=_I64)
+    ended = c.op_("le", c.reshape(ends, (1, counts.type.shape[0])), place)
+    return c.cast(c.op_("reduce_sum", c.cast(ended, _I64), axes=(1,), keepdims=False), given)

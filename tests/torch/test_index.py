@@ -38,6 +38,8 @@ READS: dict[str, Callable[..., Any]] = {
     "nonzero apart": lambda t: (t > 30).nonzero(as_tuple=True),
     "masked_select": lambda t: t.masked_select(t[0] > 5),
     "trace": lambda t: t[0].trace(),
+    "repeats of data": lambda t: t.repeat_interleave(torch.tensor([2, 0, 3]), 0),
+    "repeats of known sum": lambda t: t.repeat_interleave(torch.tensor([2, 0, 3]), 1, output_size=5),
 }
 
 

@@ -119,6 +119,22 @@ def test_open_batch_and_sizes() -> None:
     check(lambda t: functional.conv2d(t, weight, stride=2, padding=1), x(2, 3, 6, 8), open_axes=axes, others=others)
 
 
+def grouped(rows: Any, weight: Any, ends: Any) -> Any:
+    """What the operator of transformers does, which is defined below."""
+    made = rows.new_zeros(rows.shape[0], weight.shape[2])
+    start = 0
+    for number, end in enumerate(ends.tolist()):
+        made[start:end] = rows[start:end] @ weight[number]
+        start = end
+    return made
+
+
+GROUPED = "transformers::grouped_mm_fallback"
+torch.library.define(GROUPED, "(Tensor input, Tensor weight, Tensor offs) -> Tensor")
+torch.library.impl(GROUPED, "cpu", grouped)
+torch.library.register_fake(GROUPED, lambda rows, weight, ends: rows.new_empty(rows.shape[0], weight.shape[2]))
+
+
 def attention(**more: Any) -> Callable[..., Any]:
     return lambda q, k, v, *mask: functional.scaled_dot_product_attention(q, k, v, *mask, **more)
 
@@ -158,6 +174,11 @@ def test_recurrent_layers_stay_whole(kind: str, options: dict[str, Any]) -> None
     wider = x(5, 6, 3) if batch else x(6, 2, 3)
     graph = check(lambda t: layer(t), x(5, 2, 3), open_axes=[(batch,)], others=[(wider,)])
     assert sum(node.op == kind.lower() for node in graph.nodes) == options.get("num_layers", 1)
+
+
+def test_grouped_products() -> None:
+    ends = torch.tensor([2, 2, 5], dtype=torch.int32)
+    check(lambda a, w, e: torch.ops.transformers.grouped_mm_fallback(a, w, e) * 1, x(6, 3), x(3, 3, 4), ends)
 
 
 def test_dropout_in_attention_is_refused() -> None:
