@@ -16,7 +16,7 @@ from aot.ops.helpers import wide_dtype
 
 
 def _with_number(c: Context, *names: str) -> DType:
-    """The type to compute in: half types only where both operands are tensors, so that numbers are not rounded."""
+    """The type to compute in: half types only where both operands are tensors; factors are not rounded to them."""
     return c.dtype if all(isinstance(c[name], Value) for name in names) else wide_dtype(c.dtype)
 
 
@@ -26,13 +26,14 @@ def _add(c: Context) -> Result:
     if c.dtype.is_bool:
         left, right = pair(c, dtypes.BOOL)
         return c.op_("or", left, right) if alpha else left
-    dtype = _with_number(c, "self", "other") if alpha == 1 else wide_dtype(c.dtype)
-    left, right = pair(c, dtype)
+    # Torch rounds numbers beside half types to these here, but not factors.
+    dtype = c.dtype if alpha == 1 else wide_dtype(c.dtype)
+    left, right = (c.cast(part, dtype) for part in pair(c, c.dtype))
     if c.op.startswith("rsub"):
         left, right = right, left
     if alpha != 1:
         # The one that is scaled is the second of the difference, whichever that is.
-        right = c.op_("mul", right, typed(c, alpha, dtype))
+        right = c.op_("mul", right, c.cast(typed(c, alpha, c.dtype), dtype))
     return c.cast(c.op_("add" if c.op.startswith("add") else "sub", left, right), c.dtype)
 
 
@@ -57,8 +58,8 @@ def _div(c: Context) -> Result:
 
 @aten_op("remainder", "fmod")
 def _remainder(c: Context) -> Result:
-    left, right = pair(c, wide_dtype(c.dtype))
-    return c.cast(c.op_("mod" if c.op.startswith("remainder") else "fmod", left, right), c.dtype)
+    name = "mod" if c.op.startswith("remainder") else "fmod"
+    return computing(c, c.dtype, lambda x, y: c.op_(name, x, y), c["self"], c["other"])
 
 
 @aten_op("pow", "float_power")
@@ -93,7 +94,8 @@ def _lerp(c: Context) -> Result:
         small = c.op_("lt", c.op_("abs", weight), c.scalar(0.5, weight.type.dtype))
         return c.op_("where", small, near, far)
 
-    return computing(c, c.dtype, compute, c["self"], c["end"], c["weight"])
+    wide = wide_dtype(c.dtype)  # a weight is not rounded
+    return c.cast(compute(*(typed(c, c[name], wide) for name in ("self", "end", "weight"))), c.dtype)
 
 
 for _name, _op in (("atan2", "atan2"), ("hypot", "hypot"), ("copysign", "copysign"), ("special_zeta", "zeta")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from aot import dims as dimension
 from aot import dtypes
@@ -405,6 +406,10 @@ def _tally(c: Context, places: Value, ones: Value, bins: Dim, dtype: DType) -> V
 # Distinct elements
 
 
+def _is_nothing(shape: Sequence[object]) -> bool:
+    return len(shape) == 1 and isinstance(shape[0], int) and shape[0] == 0
+
+
 @aten_op("_unique2", "_unique", "unique_dim", "unique_consecutive", "unique_dim_consecutive")
 def _unique(c: Context) -> Result:
     """The distinct elements, or slices, in order or where each run begins; which of them each is; how often."""
@@ -424,7 +429,7 @@ def _unique(c: Context) -> Result:
         values = c.transpose(values, tuple(perm.index(k) for k in range(rank)))
     # What was not asked for is empty, in most forms.
     found = [
-        filled(c, 0, _I64, (0,)) if tuple(c.result(number).shape) == (0,) else part
+        filled(c, 0, _I64, (0,)) if _is_nothing(c.result(number).shape) else part
         for number, part in ((1, inverse), (2, counts))[: len(c.results) - 1]
     ]
     return [values, *found]

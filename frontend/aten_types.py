@@ -58,8 +58,8 @@ def pair(c: Context, dtype: DType, left: str = "self", right: str = "other") -> 
 
 
 def computing(c: Context, dtype: DType, compute: Callable[..., Value], *items: object) -> Value:
-    """compute(*items) of tensors in the type in which torch computes `dtype`, cast back to it."""
-    return c.cast(compute(*(typed(c, item, wide_dtype(dtype)) for item in items)), dtype)
+    """compute(*items) in the type in which torch computes `dtype`, cast back to it; numbers are rounded to it first."""
+    return c.cast(compute(*(typed(c, typed(c, item, dtype), wide_dtype(dtype)) for item in items)), dtype)
 
 
 def truth(c: Context, value: Value) -> Value:

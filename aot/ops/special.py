@@ -106,6 +106,7 @@ def _zeta(s: Expr, start: Expr) -> Expr:
         term = term / (top * top)
     whole = call("eq", start, call("floor", start))
     total = select(start <= 0.0, select(whole, float("inf"), total), total)
+    total = select(call("eq", start, float("inf")), 0.0, total)
     total = select(call("eq", s, 1.0), float("inf"), total)
     return select(s < 1.0, float("nan"), total)
 
