@@ -113,9 +113,9 @@ def _fields(kind: type) -> Iterator[str]:
         for field in dataclasses.fields(kind):
             default = ""
             if field.default is not dataclasses.MISSING:
-                default = f" = {field.default!r}"
+                default = f" = {_literal(field.default)}"
             elif field.default_factory is not dataclasses.MISSING:
-                default = f" = {field.default_factory()!r}"
+                default = f" = {_literal(field.default_factory())}"
             yield f"{field.name}: {_annotation(field.type)}{default}"
     elif issubclass(kind, tuple):
         for name in kind._fields:  # type: ignore[attr-defined]
@@ -153,13 +153,19 @@ def signature(name: str, function: Any, *, bound: bool = False) -> str:
         if parameter.annotation is not parameter.empty:
             text += f": {_annotation(parameter.annotation)}"
         if parameter.default is not parameter.empty:
-            text += f" = {parameter.default!r}"
+            text += f" = {_literal(parameter.default)}"
         texts.append(text)
     returns = "" if found.return_annotation is found.empty else f" -> {_annotation(found.return_annotation)}"
     line = f"{name}({', '.join(texts)}){returns}"
     if len(line) <= WIDTH:
         return line
     return f"{name}(\n" + "".join(f"    {text},\n" for text in texts) + f"){returns}"
+
+
+def _literal(value: object) -> str:
+    """A default as the formatter writes it: strings in double quotes."""
+    text = repr(value)
+    return text if '"' in text else text.replace("'", '"')
 
 
 def _annotation(value: Any) -> str:
