@@ -547,10 +547,10 @@ def _constant_pad(c: Context) -> Result:
     return shaping.padded(c.builder, x, *_amounts(c, "pad", x), "constant", c.cast(fill, x.type.dtype))
 
 
-def _padded_first(c: Context, mode: str, name: str = "padding") -> Value:
+def _padded_first(c: Context, mode: str) -> Value:
     """A pad whose negative amounts cut what was padded: the elements that it repeats are those of the operand."""
     x = c.tensor("self")
-    before, after = _amounts(c, name, x)
+    before, after = _amounts(c, "padding", x)
     grown = [[dimension.maximum(amount, 0) for amount in amounts] for amounts in (before, after)]
     made = shaping.padded(c.builder, x, grown[0], grown[1], mode, None)
     for axis, extent in enumerate(x.type.shape):
@@ -571,4 +571,5 @@ def _replication_pad(c: Context) -> Result:
 
 @aten_op("_pad_circular")
 def _circular_pad(c: Context) -> Result:
-    return _padded_first(c, "wrap", "pad")
+    x = c.tensor("self")
+    return shaping.padded(c.builder, x, *_amounts(c, "pad", x), "wrap", None)

@@ -62,6 +62,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "reflect": (lambda t: functional.pad(t, (1, 2), mode="reflect"), (2, 3, 4)),
     "replicate and cut": (lambda t: functional.pad(t, (4, -2, -1, 2), mode="replicate"), (1, 2, 3, 4)),
     "circular": (lambda t: functional.pad(t, (2, 1), mode="circular"), (1, 2, 4)),
+    "circular and cut": (lambda t: functional.pad(t, (2, -1, -1, 2), mode="circular"), (1, 1, 4, 5)),
     "slice scatter": (lambda t: torch.slice_scatter(t, t[:2] * 0, 0, 1, 3), (5, 2)),
     "slice scatter by steps": (lambda t: torch.slice_scatter(t, t[:2] * 0, 0, 0, 4, 2), (5, 2)),
     "select scatter": (lambda t: torch.select_scatter(t, t[0] * 0, 0, -1), (3, 2)),
