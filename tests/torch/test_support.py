@@ -1,0 +1,27 @@
+"""docs/torch.md says what the importer takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+PAGE = Path(__file__).parents[2] / "docs" / "torch.md"
+
+
+def test_the_page_is_current() -> None:
+    from aot.frontend.torch_support import torch_page
+
+    if not torch.__version__.startswith("2.13."):
+        pytest.skip("the page is made with PyTorch 2.13")
+    assert PAGE.read_text() == torch_page(), "run the command in frontend/torch_support.py"
+
+
+def test_every_core_op_is_taken_or_named() -> None:
+    from aot.frontend.torch_support import core_overloads, is_supported
+
+    missing = {name for name in core_overloads() if not is_supported(name)}
+    left = {name for name in missing if "backward" not in name and not name.startswith("sym_")}
+    assert left <= {"_fft_c2r.default", "_fft_r2c.default", "_local_scalar_dense.default"}
