@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -317,7 +318,8 @@ def _index_add(c: Context) -> Result:
         return x
     updates = parts.updates
     if c["alpha"] != 1:
-        updates = c.op_("mul", updates, c.number_value(c["alpha"], updates.type.dtype))
+        times = "and" if updates.type.dtype.is_bool else "mul"
+        updates = c.op_(times, updates, c.number_value(c["alpha"], updates.type.dtype))
     made = _accumulated(c, parts.data, updates, True, lambda data, new, how: _scattered(c, parts, data, new, how))
     return c.reshape(made, x.type.shape)
 
@@ -413,6 +415,31 @@ def _put(c: Context) -> Result:
 @aten_op("embedding")
 def _embedding(c: Context) -> Result:
     return c.op_("gather", c.tensor("weight"), c.tensor("indices"), axis=0)
+
+
+@aten_op("embedding_renorm")
+def _embedding_renorm(c: Context) -> Result:
+    """The table in which rows that are looked up, and are longer than allowed, are shortened to that length."""
+    weight, indices = c.tensor("self"), c.tensor("indices")
+    power, most = c.number("norm_type"), c.number("max_norm")
+    rows, count = weight.type.shape[0], indices.type.elements
+    dtype = weight.type.dtype
+    wide = dtypes.F32 if dtype.bits < 32 else dtype
+    size = c.op_("abs", c.cast(weight, wide))
+    if math.isinf(power):
+        norm = c.op_("reduce_max", size, axes=(1,), keepdims=True)
+    else:
+        raised = c.op_("pow", size, c.scalar(power, wide))
+        total = c.op_("reduce_sum", raised, axes=(1,), keepdims=True)
+        norm = c.op_("pow", total, c.scalar(1.0 / power, wide))
+    zeros, ones = c.expand(c.scalar(0, _I64), (rows,)), c.expand(c.scalar(1, _I64), (count,))
+    places = c.reshape(indices, (count,))
+    marks = c.op_("scatter_elements", zeros, places, ones, axis=0, reduction="none")
+    read = c.reshape(c.op_("ne", marks, c.scalar(0, _I64)), (rows, 1))
+    chosen = c.op_("and", read, c.op_("gt", norm, c.scalar(most, wide)))
+    factor = c.op_("div", c.scalar(most, wide), c.op_("add", norm, c.scalar(1e-7, wide)))
+    scaled = c.cast(c.op_("mul", c.cast(weight, wide), factor), dtype)
+    return c.op_("where", chosen, scaled, weight)
 
 
 @aten_op("one_hot")
