@@ -141,7 +141,9 @@ def _read(
     The frontend applies the bounds, since a model may need them to have shapes at all; variants are
     bound by the pass bind_shapes, one at a time.
     """
-    graphs, info = frontend.load_variants(model, dims=options.dim_bounds, edges=_edges(options))
+    graphs, info = frontend.load_variants(
+        model, dims=options.dim_bounds, edges=_edges(options), trust_pickle=options.trust_pickle
+    )
     plain = {text: name for name, text in info.symbols.items()}
     variants = tuple(tuple((plain.get(name, name), extent) for name, extent in each) for each in options.variants)
     return graphs, info, replace(options, dims=(), variants=variants)
@@ -157,7 +159,9 @@ def check(model: Any, options: CompileOptions | None = None) -> list[Any]:
     Custom operators: those of `aot.custom.use` around the call.
     """
     options = options or CompileOptions()
-    return list(frontend.check(model, dims=options.dim_bounds, edges=_edges(options)))
+    return list(
+        frontend.check(model, dims=options.dim_bounds, edges=_edges(options), trust_pickle=options.trust_pickle)
+    )
 
 
 def resolve_targets(options: CompileOptions) -> list[tuple[Backend, Target]]:

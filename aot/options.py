@@ -44,6 +44,7 @@ class CompileOptions:
     `dims`: bounds for symbolic dimensions.
     `values`: (input, number or nested tuple of numbers) pairs, or a mapping: inputs that become constants.
     `overridable`: initializers that become inputs; "all": every one that the model also declares as an input.
+    `trust_pickle`: read weights of a .pt2 file that only a pickle holds, which can run code.
     `variants`: one specialized program each, tried in this order before the general one.
     `precision`: of float arithmetic; "fp32".
     `exact`: forbid reassociation and fused multiply-add across ops.
@@ -63,6 +64,7 @@ class CompileOptions:
     dims: tuple[DimRange, ...] = ()
     values: tuple[tuple[str, Any], ...] = ()
     overridable: tuple[str, ...] = ()
+    trust_pickle: bool = False
     variants: tuple[Binding, ...] = ()
     precision: str = "fp32"
     exact: bool = False

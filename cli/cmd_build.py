@@ -74,6 +74,7 @@ class SetType(click.ParamType[tuple[str, Any]]):
 @click.option(
     "--override", "overridable", multiple=True, metavar="NAME", help="Make an initializer an input; or all of these."
 )
+@click.option("--trust-pickle", is_flag=True, help="Read pickled weights of a .pt2 file, which can run code.")
 @click.option("--variant", "variants", multiple=True, type=VariantType(), metavar="NAME=1,8", help="Also specialize.")
 @click.option(
     "--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True, help="Of float arithmetic."
@@ -100,6 +101,7 @@ def command(
     dims: tuple[DimRange, ...],
     values: tuple[tuple[str, Any], ...],
     overridable: tuple[str, ...],
+    trust_pickle: bool,
     variants: tuple[tuple[str, tuple[int, ...]], ...],
     precision: str,
     exact: bool,
@@ -125,6 +127,7 @@ def command(
         dims=dims,
         values=values,
         overridable=overridable,
+        trust_pickle=trust_pickle,
         variants=combine_variants(variants),
         precision=precision,
         exact=exact,

@@ -37,26 +37,37 @@ def load_with_info(source: Any, *, dims: Mapping[str, DimOption] | None = None) 
 
 
 def load_variants(
-    source: Any, *, dims: Mapping[str, DimOption] | None = None, edges: Edges | None = None
+    source: Any,
+    *,
+    dims: Mapping[str, DimOption] | None = None,
+    edges: Edges | None = None,
+    trust_pickle: bool = False,
 ) -> tuple[tuple[tuple[str, Graph], ...], ImportInfo]:
     """(name, graph) of every graph that the model stands for, to be tried in this order, and its source.
 
     More than one where a branch depends on what an input holds: `Graph.input_values` says for which numbers
     a graph is right. `load` gives the first. `edges` make inputs constants, and constants inputs.
+    `trust_pickle`: weights of a .pt2 file that only a pickle holds are read, which can run code.
     """
     if _is_torch(source):
         from aot.frontend.torch_import import import_torch  # torch takes seconds to import
 
-        return import_torch(source, dims, edges)
+        return import_torch(source, dims, edges, trust_pickle=trust_pickle)
     return import_onnx(_checked(source), dims, edges)
 
 
-def check(source: Any, *, dims: Mapping[str, DimOption] | None = None, edges: Edges | None = None) -> list[Unsupported]:
+def check(
+    source: Any,
+    *,
+    dims: Mapping[str, DimOption] | None = None,
+    edges: Edges | None = None,
+    trust_pickle: bool = False,
+) -> list[Unsupported]:
     """Everything in a model that cannot be compiled; empty when it can be."""
     if _is_torch(source):
         from aot.frontend.torch_import import check_torch
 
-        return check_torch(source, dims)
+        return check_torch(source, dims, trust_pickle=trust_pickle)
     return check_onnx(_checked(source), dims, edges)
 
 

@@ -395,12 +395,16 @@ def _attempt(program: Any, bindings: Bindings) -> tuple[TorchImporter, Graph | N
 
 
 def import_torch(
-    source: Any, dims: Mapping[str, DimOption] | None = None, edges: Edges | None = None
+    source: Any,
+    dims: Mapping[str, DimOption] | None = None,
+    edges: Edges | None = None,
+    *,
+    trust_pickle: bool = False,
 ) -> tuple[tuple[tuple[str, Graph], ...], ImportInfo]:
     """The graph of a torch.export program, and what is known of its source; as `import_onnx` gives them."""
     if edges is not None and (edges.overridable or edges.values):
         raise UnsupportedError("--set and --override are for ONNX models", hint="Export the program as it is to be.")
-    program, digest = read_program(source)
+    program, digest = read_program(source, trust_pickle=trust_pickle)
     bindings = Bindings(dims)
     importer, graph = _attempt(program, bindings)
     if graph is None:
@@ -425,9 +429,11 @@ def import_torch(
     return (("", graph),), info
 
 
-def check_torch(source: Any, dims: Mapping[str, DimOption] | None = None) -> list[Unsupported]:
+def check_torch(
+    source: Any, dims: Mapping[str, DimOption] | None = None, *, trust_pickle: bool = False
+) -> list[Unsupported]:
     """Everything in a program that cannot be compiled; empty when it can."""
-    program, _ = read_program(source)
+    program, _ = read_program(source, trust_pickle=trust_pickle)
     importer, _ = _attempt(program, Bindings(dims))
     return _rejections(importer)
 

@@ -14,7 +14,9 @@ import io
 import json
 import os
 import re
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -137,7 +139,7 @@ def _from_archive(data: bytes, trust_pickle: bool) -> Any:
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
         names = archive.namelist()
-    except zipfile.BadZipFile as error:
+    except _DAMAGED as error:
         raise ModelError(f"not a .pt2 archive: {error}", hint="Write it with torch.export.save.") from error
     models = [name for name in names if re.fullmatch(r"[^/]+/models/[^/]+\.json", name)]
     if len(models) != 1:
@@ -161,14 +163,26 @@ def _from_archive(data: bytes, trust_pickle: bool) -> Any:
         raise ModelError(f"torch cannot read the program: {type(error).__name__}: {error}") from error
 
 
+# What zipfile raises for a damaged archive.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, LookupError, OSError, RuntimeError, ValueError)
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """The bytes of a file of the archive."""
+    try:
+        return archive.read(name)
+    except _DAMAGED as error:
+        raise ModelError(f"{name} cannot be read: {error}", hint="The archive is damaged.") from error
+
+
 def _json(archive: zipfile.ZipFile, name: str) -> Any:
     info = archive.getinfo(name)
     if info.file_size > LARGEST_JSON_BYTES:
         raise ModelError(f"{name} has {info.file_size} bytes", hint="No export is that large.")
     try:
-        return json.loads(archive.read(name))
-    except (ValueError, RecursionError, zipfile.BadZipFile) as error:
-        raise ModelError(f"{name} cannot be read: {error}") from error
+        return json.loads(_member(archive, name))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{name} cannot be read: {error}", hint="The archive is damaged.") from error
 
 
 def _payload(archive: zipfile.ZipFile, root: str, kind: str, config_name: str, trust_pickle: bool) -> dict[str, Any]:
@@ -194,12 +208,12 @@ def _payload(archive: zipfile.ZipFile, root: str, kind: str, config_name: str, t
                     f"{name!r} is stored as a pickle, which can run code when it is read",
                     hint="If you trust the file, build with --trust-pickle.",
                 )
-            found[name] = torch.load(io.BytesIO(archive.read(file)), weights_only=False)
+            found[name] = torch.load(io.BytesIO(_member(archive, file)), weights_only=False)
             continue
         meta = _dict_to_dataclass(TensorMeta, entry["tensor_meta"])
         dtype = deserialize_scalar_type(meta.dtype)
         if file not in storages:
-            raw = bytearray(archive.read(file))
+            raw = bytearray(_member(archive, file))
             storages[file] = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
         sizes, strides = ([_plain(part) for part in parts] for parts in (meta.sizes, meta.strides))
         offset = _plain(meta.storage_offset)
