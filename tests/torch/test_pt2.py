@@ -16,7 +16,7 @@ from aot.errors import AotError, ModelError, UnsupportedError
 from aot.frontend import load
 from aot.frontend.torch_program import is_plain_expression
 
-torch = pytest.importorskip("torch")
+torch: Any = pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module")
