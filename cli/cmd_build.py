@@ -117,7 +117,7 @@ def command(
     operators: tuple[str, ...],
     check: bool,
 ) -> None:
-    """Compile MODEL (an ONNX file) into one artifact.
+    """Compile MODEL (an ONNX file, or a torch.export program as .pt2) into one artifact.
 
     AOTC_CC names the C compiler, AOTC_CACHE the folder of compiled kernels (default: aotc in
     XDG_CACHE_HOME or ~/.cache).
