@@ -109,7 +109,8 @@ NEVER = {  # convolutions, pools and rows of constants stay in the graph; resize
     "log_softmax", "max_pool", "resize", "rms_norm", "softmax",
 }  # fmt: skip
 NEVER |= {  # special functions: chains of functions of the math library, whose last bits are its own
-    "atan2", "bessel_i0", "bessel_i0e", "bessel_i1", "bessel_i1e", "digamma", "erfc", "erfcx", "erfinv", "lgamma", "zeta",
+    "atan2", "bessel_i0", "bessel_i0e", "bessel_i1", "bessel_i1e", "digamma", "erfc", "erfcx", "erfinv", "lgamma",
+    "zeta",
 }  # fmt: skip
 NEVER_KINDS = {Kind.SORT, Kind.SCATTER, Kind.RANDOM, Kind.RECUR, Kind.OPAQUE}
 
