@@ -17,12 +17,14 @@ def core_overloads() -> list[str]:
     import torch
 
     found = []
-    for packet_name in sorted(dir(torch.ops.aten)):
-        packet = getattr(torch.ops.aten, packet_name)
-        for overload in getattr(packet, "overloads", list)():
-            op: Any = getattr(packet, overload)
-            if torch.Tag.core in op.tags:
-                found.append(f"{packet_name}.{overload}")
+    for name in sorted(torch._C._dispatch_get_all_op_names()):
+        namespace, _, rest = name.partition("::")
+        base, _, overload = rest.partition(".")
+        if namespace != "aten" or not hasattr(torch.ops.aten, base):
+            continue
+        op: Any = getattr(getattr(torch.ops.aten, base), overload or "default", None)
+        if op is not None and torch.Tag.core in op.tags:
+            found.append(f"{base}.{overload or 'default'}")
     return found
 
 
