@@ -12,6 +12,8 @@ from aot.evaluate import evaluate
 from tests.torch.programs import check, check_compiled
 
 torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.slow  # an export for each case: minutes in all
 functional = torch.nn.functional
 
 INF, NAN = float("inf"), float("nan")

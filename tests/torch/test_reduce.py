@@ -11,6 +11,8 @@ import pytest
 from tests.torch.programs import check, check_compiled
 
 torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.slow  # an export for each case: minutes in all
 functional = torch.nn.functional
 
 
