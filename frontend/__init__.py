@@ -13,7 +13,8 @@ from typing import Any
 from aot.errors import ModelError
 from aot.frontend.bindings import DimOption
 from aot.frontend.edges import Edges
-from aot.frontend.onnx_import import ImportInfo, Unsupported, check_onnx, import_onnx
+from aot.frontend.imported import ImportInfo, Unsupported
+from aot.frontend.onnx_import import check_onnx, import_onnx
 from aot.frontend.torch_program import is_program
 from aot.ir import Graph
 

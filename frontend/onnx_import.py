@@ -15,7 +15,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorPro
 
 from aot import dims as dimension
 from aot.dims import Dim, maximum, symbols_of
-from aot.errors import AotError, CompilerError, ModelError, UnsupportedError
+from aot.errors import AotError, ModelError, UnsupportedError
 from aot.frontend import (
     onnx_custom,
     onnx_elementwise,
@@ -41,12 +41,14 @@ from aot.frontend import (
 )
 from aot.frontend.bindings import Bindings, DimOption, counted
 from aot.frontend.edges import Edges, with_edges
+from aot.frontend.imported import ImportInfo, Unsupported, report_of
 from aot.frontend.known import KnownBuilder
 from aot.frontend.onnx_branches import Branches, Choices, InputChoice
 from aot.frontend.onnx_control import Region, import_if, import_loop, import_scan
 from aot.frontend.onnx_legacy import FIRST_MODERN, modernized
 from aot.frontend.onnx_model import OnnxModel, plain_domain
 from aot.frontend.onnx_registry import CONVERTERS, Absent, Context, Operand, Stack, TensorList, UseFunctionBody
+from aot.frontend.onnx_schema import check_node, function_body, schema_of
 from aot.frontend.onnx_sequences import mapped, without_appending
 from aot.ir import Graph, Node, TensorType, Value, live
 from aot.ops import OPS
@@ -69,45 +71,6 @@ CONVERTER_MODULES = (
     onnx_trees, onnx_window,
 )  # fmt: skip
 ONE_TO_ONE: Mapping[str, str] = {onnx_name: op.name for op in OPS.values() for onnx_name in op.onnx}
-
-
-@dataclass(frozen=True)
-class Unsupported:
-    """What of a model cannot be compiled: an op (or one use of it), how often, and where first."""
-
-    domain: str
-    op_type: str
-    version: int
-    reason: str
-    count: int
-    nodes: tuple[str, ...]
-
-    def __str__(self) -> str:
-        if not self.version:  # not an operator: an input, a type, the operator set
-            name = self.op_type
-        else:
-            name = f"{self.domain or 'ai.onnx'}:{self.op_type}-{self.version}"
-        more = f" and {self.count - len(self.nodes)} more" if self.count > len(self.nodes) else ""
-        reason = f": {self.reason}" if self.reason else ""
-        nodes = f" ({', '.join(self.nodes)}{more})" if self.nodes else ""
-        return f"{name} x{self.count}{nodes}{reason}"
-
-
-@dataclass(frozen=True)
-class ImportInfo:
-    """What is worth knowing of the source, besides the graph.
-
-    `digest` is the SHA-256 of the file and its external data. `symbols` gives the model's own text for
-    each symbol's name. `warnings` hold the conditions that the import had to put on input sizes.
-    """
-
-    digest: str
-    opset: int
-    producer: str
-    symbols: Mapping[str, str]
-    node_count: int
-    ops: Mapping[str, int]
-    warnings: tuple[str, ...]
 
 
 class Poison:
@@ -394,12 +357,12 @@ class Importer:
         if domain not in frame.opsets:
             raise ModelError(f"the model imports no version of operator set {domain or 'ai.onnx'!r}", where=name)
         version = frame.opsets[domain]
-        schema = _schema(node.op_type, domain, version)
+        schema = schema_of(node.op_type, domain, version)
         if schema is None:
             raise UnsupportedError(onnx_custom.why_not(domain, node.op_type, version))
         if schema.deprecated and node.op_type not in _STILL_RUN:
             raise ModelError(f"{node.op_type} was removed in operator set {schema.since_version}", where=name)
-        _check_node(node, schema, attributes, name)
+        check_node(node, schema, attributes, name)
         if version < FIRST_MODERN and not domain and not poisoned:
             with self.builder.at(frame.loc or name):
                 inputs, attributes = modernized(node.op_type, version, inputs, attributes, self.builder)
@@ -436,13 +399,13 @@ class Importer:
                     made = converter(context)
                     return [made] if isinstance(made, Value) else list(made)
                 except UseFunctionBody as declined:
-                    body = _function_body(schema, node, version, tensors, frame)
+                    body = function_body(schema, node, version, tensors, frame.attributes)
                     if body is None:
                         raise UnsupportedError(str(declined)) from None
             elif plain is not None:
                 return list(self.builder.op(plain, *tensors))
             else:
-                body = _function_body(schema, node, version, tensors, frame)
+                body = function_body(schema, node, version, tensors, frame.attributes)
         if body is None:
             self._look_inside(node, frame)
             raise UnsupportedError(onnx_refused.reason(domain, node.op_type))
@@ -458,7 +421,7 @@ class Importer:
                 for child, name in zip(graph.node, onnx_model.node_names(graph.node, frame.prefix), strict=True):
                     domain = plain_domain(child.domain)
                     version = frame.opsets.get(domain, 0)
-                    schema = _schema(child.op_type, domain, version)
+                    schema = schema_of(child.op_type, domain, version)
                     known = (domain, child.op_type) in CONVERTERS or (not domain and child.op_type in ONE_TO_ONE)
                     known = known or (domain, child.op_type, child.overload) in self.model.functions
                     known = known or onnx_custom.find(domain, child.op_type, frame.opsets) is not None
@@ -673,78 +636,6 @@ def _initializers(graph: GraphProto) -> dict[str, TensorProto]:
     return found
 
 
-def _schema(op_type: str, domain: str, version: int) -> Any:
-    try:
-        return onnx.defs.get_schema(op_type, max_inclusive_version=version, domain=domain)
-    except onnx.defs.SchemaError:
-        return None
-
-
-def _check_node(node: NodeProto, schema: Any, attributes: Mapping[str, AttributeProto], name: str) -> None:
-    """Arity and attributes against the ONNX schema."""
-    where = f"{name} ({node.op_type})"
-    for what, count, least, most in (
-        ("operands", len(node.input), schema.min_input, schema.max_input),
-        ("results", len(node.output), schema.min_output, schema.max_output),
-    ):
-        if not least <= count <= most:
-            expected = str(least) if least == most else f"{least} or more" if most > 1 << 20 else f"{least} to {most}"
-            raise ModelError(f"the op has {expected} {what}; the node has {count}", where=where)
-    for attribute_name, attribute in attributes.items():
-        if attribute_name not in schema.attributes:
-            raise ModelError(f"the op has no attribute {attribute_name!r}", where=where)
-        expected = schema.attributes[attribute_name].type.name.lower()
-        found = onnx_model.attribute_kind(attribute)
-        if expected != found and not (expected, found) == ("type_proto", "type"):
-            raise ModelError(f"attribute {attribute_name!r} must be of type {expected}; it is {found}", where=where)
-    for attribute_name, spec in schema.attributes.items():
-        if spec.required and attribute_name not in attributes:
-            raise ModelError(f"the attribute {attribute_name!r} is missing", where=where)
-
-
-def _function_body(
-    schema: Any, node: NodeProto, version: int, inputs: Sequence[Value | None], frame: Frame
-) -> FunctionProto | None:
-    """The ONNX function body of an op that has one."""
-    if schema.has_function:
-        body = schema.get_function_with_opset_version(version) or schema.function_body
-        return body if isinstance(body, FunctionProto) else _parsed_function(body)
-    if not schema.has_context_dependent_function:
-        return None
-    types = []
-    for position in range(len(node.input)):
-        value = inputs[position] if position < len(inputs) else None
-        proto = onnx.TypeProto()
-        if value is not None:
-            proto.tensor_type.elem_type = onnx_model.onnx_number(value.type.dtype)
-            for extent in value.type.shape:
-                dim = proto.tensor_type.shape.dim.add()
-                if isinstance(extent, int):
-                    dim.dim_value = extent
-                else:
-                    dim.dim_param = str(extent)
-        types.append(proto.SerializeToString())
-    resolved = NodeProto()
-    resolved.CopyFrom(node)
-    del resolved.attribute[:]
-    resolved.attribute.extend(onnx_model.attributes_of(node, frame.attributes, node.name).values())
-    versions = [v for v in schema.context_dependent_function_opset_versions if v <= version]
-    if not versions:
-        return None
-    made = schema.get_context_dependent_function_with_opset_version(max(versions), resolved.SerializeToString(), types)
-    return _parsed_function(made)
-
-
-def _parsed_function(made: Any) -> FunctionProto | None:
-    if not made:
-        return None
-    if isinstance(made, FunctionProto):
-        return made
-    function = FunctionProto()
-    function.ParseFromString(made)
-    return function
-
-
 def _check_names(names: Iterable[str]) -> None:
     for name in names:
         if "\0" in name:
@@ -830,7 +721,7 @@ def import_onnx(
         if graph is None:
             missing = _rejections(importer)
             hint = onnx_custom.hint(entry.domain for entry in missing)
-            raise UnsupportedError(_report(missing), hint=hint or "`aotc build --check` lists this without building.")
+            raise UnsupportedError(report_of(missing), hint=hint or "`aotc build --check` lists this without building.")
         importer.bindings.check_used()
         choices = importer.branches.choices
         number = {value.name: position for position, value in enumerate(graph.inputs)}
@@ -905,11 +796,3 @@ def _rejections(importer: Importer) -> list[Unsupported]:
         for (domain, op_type, version, reason), nodes in importer.rejected.items()
     ]
     return sorted(found, key=lambda entry: (-entry.count, entry.domain, entry.op_type, entry.reason))
-
-
-def _report(entries: Sequence[Unsupported]) -> str:
-    total = sum(entry.count for entry in entries)
-    if not entries:
-        raise CompilerError("an import failed without a reason")
-    lines = "\n".join(f"  {entry}" for entry in entries)
-    return f"{total} {'node is' if total == 1 else 'nodes are'} not supported:\n{lines}"

@@ -21,6 +21,7 @@ from aot.errors import ModelError, UnsupportedError
 from aot.frontend.known import KnownBuilder
 from aot.frontend.known_scalars import is_symbolic
 from aot.frontend.onnx_model import attribute_value, dtype_of, tensor_const
+from aot.frontend.shaping import Constructions
 from aot.ir import Array, Const, Value
 from aot.ops.opdef import normalize_axis
 
@@ -68,7 +69,7 @@ def onnx_op(*names: str, domain: str = "") -> Callable[[Converter], Converter]:
 
 
 @dataclass
-class Context:
+class Context(Constructions):
     """One node being converted. `builder` takes the new ops; `opset` is the version of the node's domain."""
 
     node: NodeProto
@@ -277,31 +278,6 @@ class Context:
         """Appends an op of one result."""
         (result,) = self.builder.op(name, *inputs, **attrs)
         return result
-
-    def scalar(self, number: float | int | bool, dtype: DType) -> Value:
-        return self.builder.scalar(number, dtype)
-
-    def cast(self, value: Value, dtype: DType) -> Value:
-        return value if value.type.dtype is dtype else self.op("cast", value, to=dtype)
-
-    def reshape(self, value: Value, shape: Sequence[Dim]) -> Value:
-        return value if value.type.shape == tuple(shape) else self.op("reshape", value, shape=tuple(shape))
-
-    def transpose(self, value: Value, perm: Sequence[int]) -> Value:
-        return value if tuple(perm) == tuple(range(len(perm))) else self.op("transpose", value, perm=tuple(perm))
-
-    def expand(self, value: Value, shape: Sequence[Dim]) -> Value:
-        return value if value.type.shape == tuple(shape) else self.op("expand", value, shape=tuple(shape))
-
-    def slice_axis(self, value: Value, axis: int, start: Dim, size: Dim, step: int = 1) -> Value:
-        """x[start : …] of `size` elements along one axis."""
-        if start == 0 and size == value.type.shape[axis] and step == 1:
-            return value
-        starts: list[Dim] = [0] * value.type.rank
-        sizes = list(value.type.shape)
-        steps = [1] * value.type.rank
-        starts[axis], sizes[axis], steps[axis] = start, size, step
-        return self.op("slice", value, starts=tuple(starts), sizes=tuple(sizes), steps=tuple(steps))
 
     def dims_value(self, dims: Sequence[Dim], dtype: DType = dtypes.I64) -> Value:
         return self.builder.dims_value(dims, dtype)

@@ -8,6 +8,7 @@ import numpy as np
 
 from aot import dims as dimension
 from aot.dims import Dim
+from aot.dtypes import DType
 from aot.errors import ModelError
 from aot.frontend.known import KnownBuilder
 from aot.ir import Array, Value
@@ -130,3 +131,31 @@ def times(builder: KnownBuilder, x: Value, matrix: Array, axis: int) -> Value:
     perm = (*(a for a in range(rank) if a != axis), axis)
     moved = times(builder, builder.op("transpose", x, perm=perm)[0], matrix, rank - 1)
     return builder.op("transpose", moved, perm=tuple(perm.index(a) for a in range(rank)))[0]
+
+
+class Constructions:
+    """Small constructions over a builder, for the contexts of both frontends."""
+
+    builder: KnownBuilder
+
+    def scalar(self, number: float | int | bool, dtype: DType) -> Value:
+        return self.builder.scalar(number, dtype)
+
+    def cast(self, value: Value, dtype: DType) -> Value:
+        return value if value.type.dtype is dtype else self.builder.op("cast", value, to=dtype)[0]
+
+    def reshape(self, value: Value, shape: Sequence[Dim]) -> Value:
+        same = value.type.shape == tuple(shape)
+        return value if same else self.builder.op("reshape", value, shape=tuple(shape))[0]
+
+    def transpose(self, value: Value, perm: Sequence[int]) -> Value:
+        same = tuple(perm) == tuple(range(len(perm)))
+        return value if same else self.builder.op("transpose", value, perm=tuple(perm))[0]
+
+    def expand(self, value: Value, shape: Sequence[Dim]) -> Value:
+        same = value.type.shape == tuple(shape)
+        return value if same else self.builder.op("expand", value, shape=tuple(shape))[0]
+
+    def slice_axis(self, value: Value, axis: int, start: Dim, size: Dim, step: int = 1) -> Value:
+        """x[start : …] of `size` elements along one axis."""
+        return sliced(self.builder, value, axis, start, size, step)

@@ -28,10 +28,10 @@ from aot.frontend import (
 )
 from aot.frontend.bindings import Bindings, DimOption
 from aot.frontend.edges import Edges
+from aot.frontend.imported import ImportInfo, Unsupported, report_of
 from aot.frontend.known import KnownBuilder
-from aot.frontend.onnx_import import ImportInfo, Unsupported
 from aot.frontend.torch_program import read_program, tensor_bytes
-from aot.frontend.torch_registry import CONVERTERS, DROPPED, HIGHER_ORDER, Context, converter_of, dtype_of
+from aot.frontend.torch_registry import DROPPED, HIGHER_ORDER, Context, converter_of, dtype_of
 from aot.frontend.torch_sizes import SizeReader
 from aot.ir import Const, Graph, Node, Value, const_of, live
 from aot.ops import OPS
@@ -408,7 +408,9 @@ def import_torch(
     bindings = Bindings(dims)
     importer, graph = _attempt(program, bindings)
     if graph is None:
-        raise UnsupportedError(_report(_rejections(importer)), hint="`aotc build --check` lists this without building.")
+        raise UnsupportedError(
+            report_of(_rejections(importer)), hint="`aotc build --check` lists this without building."
+        )
     bindings.check_used()
     histogram: dict[str, int] = {}
     for node in program.graph.nodes:
@@ -444,14 +446,3 @@ def _rejections(importer: TorchImporter) -> list[Unsupported]:
         for (op, reason), nodes in importer.rejected.items()
     ]
     return sorted(found, key=lambda entry: (-entry.count, entry.op_type, entry.reason))
-
-
-def _report(entries: Sequence[Unsupported]) -> str:
-    total = sum(entry.count for entry in entries)
-    lines = "\n".join(f"  {entry}" for entry in entries)
-    return f"{total} {'node is' if total == 1 else 'nodes are'} not supported:\n{lines}"
-
-
-def supported_names() -> set[str]:
-    """Every op name that has a converter."""
-    return {*CONVERTERS, *ONE_TO_ONE, *DROPPED}

@@ -18,6 +18,7 @@ from aot.dims import Dim, DimExpr
 from aot.dtypes import DType
 from aot.errors import ModelError, UnsupportedError
 from aot.frontend.known import KnownBuilder
+from aot.frontend.shaping import Constructions
 from aot.ir import Array, Value
 from aot.ops.opdef import normalize_axis
 
@@ -68,7 +69,7 @@ def dtype_of(torch_dtype: Any, where: str = "") -> DType:
 
 
 @dataclass
-class Context:
+class Context(Constructions):
     """One node being converted.
 
     `op` is the overload, such as "add.Tensor". `arguments` are the node's, by schema name, defaults filled in:
@@ -178,20 +179,12 @@ class Context:
         """The element type of the first result."""
         return dtype_of(self.result().dtype, self.where)
 
-    def given_dtype(self, name: str = "dtype") -> DType | None:
-        """A dtype argument, or None."""
-        value = self.arguments.get(name)
-        return None if value is None else dtype_of(value, self.where)
-
     # Small constructions
 
     def op_(self, name: str, *inputs: Value | None, **attrs: Any) -> Value:
         """Appends an op of one result."""
         (made,) = self.builder.op(name, *inputs, **attrs)
         return made
-
-    def scalar(self, number: float | int | bool, dtype: DType) -> Value:
-        return self.builder.scalar(number, dtype)
 
     def number_value(self, number: Any, dtype: DType) -> Value:
         """A Python number, or a size, as a rank-0 tensor."""
@@ -204,25 +197,3 @@ class Context:
         elif not dtype.is_float:
             number = int(number)
         return self.builder.scalar(number, dtype)
-
-    def cast(self, value: Value, dtype: DType) -> Value:
-        return value if value.type.dtype is dtype else self.op_("cast", value, to=dtype)
-
-    def reshape(self, value: Value, shape: Sequence[Dim]) -> Value:
-        return value if value.type.shape == tuple(shape) else self.op_("reshape", value, shape=tuple(shape))
-
-    def transpose(self, value: Value, perm: Sequence[int]) -> Value:
-        return value if tuple(perm) == tuple(range(len(perm))) else self.op_("transpose", value, perm=tuple(perm))
-
-    def expand(self, value: Value, shape: Sequence[Dim]) -> Value:
-        return value if value.type.shape == tuple(shape) else self.op_("expand", value, shape=tuple(shape))
-
-    def slice_axis(self, value: Value, axis: int, start: Dim, size: Dim, step: int = 1) -> Value:
-        """x[start : …] of `size` elements along one axis."""
-        if start == 0 and size == value.type.shape[axis] and step == 1:
-            return value
-        starts: list[Dim] = [0] * value.type.rank
-        sizes = list(value.type.shape)
-        steps = [1] * value.type.rank
-        starts[axis], sizes[axis], steps[axis] = start, size, step
-        return self.op_("slice", value, starts=tuple(starts), sizes=tuple(sizes), steps=tuple(steps))

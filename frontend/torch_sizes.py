@@ -12,7 +12,7 @@ from aot.frontend.bindings import Bindings
 from aot.frontend.known import KnownBuilder
 from aot.ir import Value
 
-_KEEP_INTEGERS = frozenset({"Identity", "ToFloat", "TruncToInt", "FloorToInt", "CeilToInt", "floor", "ceiling"})
+_ROUNDED = frozenset({"TruncToInt", "FloorToInt", "CeilToInt", "floor", "ceiling"})
 _LEAST = 2  # torch assumes this of open sizes; nothing depends on it but tracing
 
 
@@ -91,6 +91,8 @@ class SizeReader:
                 self.symbols[text] = self.bindings.unbacked(text, 0)
             return self.symbols[text]
         kind = type(expression).__name__
+        if kind in _ROUNDED:
+            return self._rounded(kind, expression.args[0])
         parts = [self._of(argument) for argument in expression.args] if kind not in ("Pow", "PowByNatural") else []
         if kind == "Add":
             return _sum(parts)
@@ -101,7 +103,7 @@ class SizeReader:
             if not exponent.is_Integer or int(exponent) < 0:
                 raise UnsupportedError(f"the size {expression}")
             return dimension.product([self._of(base)] * int(exponent))
-        if kind in ("FloorDiv", "CleanDiv", "IntTrueDiv"):
+        if kind in ("FloorDiv", "CleanDiv"):
             return dimension.floordiv(parts[0], parts[1])
         if kind == "CeilDiv":
             return dimension.ceildiv(parts[0], parts[1])
@@ -113,12 +115,17 @@ class SizeReader:
             return dimension.maximum(*parts)
         if kind == "Min":
             return dimension.minimum(*parts)
-        if (
-            kind in ("Identity", "ToFloat", "TruncToInt", "FloorToInt", "CeilToInt", "floor", "ceiling")
-            and len(parts) == 1
-        ):
+        if kind in ("Identity", "ToFloat"):
             return parts[0]
         raise UnsupportedError(f"the size {expression}")
+
+    def _rounded(self, kind: str, inside: Any) -> Dim:
+        """A quotient rounded up or down; a whole number as it is."""
+        if type(inside).__name__ not in ("IntTrueDiv", "FloatTrueDiv"):
+            return self._of(inside)
+        numerator, denominator = (self._of(argument) for argument in inside.args)
+        up = kind in ("CeilToInt", "ceiling")
+        return dimension.ceildiv(numerator, denominator) if up else dimension.floordiv(numerator, denominator)
 
 
 def _bound(number: Any) -> int | None:

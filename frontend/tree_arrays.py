@@ -19,7 +19,6 @@ from aot.ops.trees import words_of
 
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER")
 _STRICT = frozenset({"BRANCH_LT", "BRANCH_GTE"})
-_LEAF = -1
 
 
 @dataclass(frozen=True, slots=True)

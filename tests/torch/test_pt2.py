@@ -167,3 +167,19 @@ def test_damaged_archives(saved: Path, tmp_path: Path) -> None:
 )
 def test_expressions(text: str, plain: bool) -> None:
     assert is_plain_expression(text) is plain
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("CeilToInt", 3), ("FloorToInt", 2), ("TruncToInt", 2)])
+def test_a_quotient_is_rounded_as_it_says(kind: str, expected: int) -> None:
+    import sympy
+    from torch.utils._sympy import functions
+
+    from aot.dims import evaluate
+    from aot.frontend.bindings import Bindings
+    from aot.frontend.torch_sizes import SizeReader
+
+    size = sympy.Symbol("s0", positive=True, integer=True)
+    sizes = SizeReader(Bindings(), {})
+    sizes.symbols["s0"] = Bindings().input_dim("x", 0, "s0")
+    rounded = getattr(functions, kind)(functions.IntTrueDiv(size, sympy.Integer(2)))
+    assert evaluate(sizes._of(rounded), {"s0": 5}) == expected
