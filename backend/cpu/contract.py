@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from aot import dims as dimension
 from aot import expr
+from aot.backend.affine import Affine, affine_of, axes_in, flat_offset
 from aot.backend.base import Emitted, PackedOperand
-from aot.backend.cpu.affine import Affine, affine_of, axes_in, flat_offset
 from aot.backend.cpu.code import register_dtype
 from aot.backend.cpu.dots import prefers_dots
 from aot.backend.cpu.isa import Isa

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from aot import expr
-from aot.backend.cpu.affine import axes_in
+from aot.backend.affine import axes_in
 from aot.backend.cpu.code import Code, DimTable, memory_type, register_dtype
 from aot.backend.cpu.render import Renderer, Scope
 from aot.backend.cpu.tile import merge_loops

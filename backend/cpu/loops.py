@@ -24,7 +24,8 @@ from aot.backend.cpu.accumulate import Accumulator
 from aot.backend.cpu.code import Code, DimTable, register_dtype, vector_type
 from aot.backend.cpu.frame import bytes_moved, kernel_body, zero_halos
 from aot.backend.cpu.isa import Isa
-from aot.backend.cpu.nest import (
+from aot.backend.cpu.render import Renderer, Scope
+from aot.backend.nest import (
     Turn,
     assumed_extent,
     axes_of_reduce,
@@ -38,7 +39,6 @@ from aot.backend.cpu.nest import (
     unify_rows,
     work_of,
 )
-from aot.backend.cpu.render import Renderer, Scope
 from aot.dims import Dim
 from aot.dtypes import I32
 from aot.expr import Expr, cast, const, rewrite, walk

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from aot.backend.cpu.affine import Affine, flat_offset, lane_limits, step_bounds
+from aot.backend.affine import Affine, flat_offset, lane_limits, step_bounds
 from aot.backend.cpu.code import Code, DimTable, literal, memory_type, register_dtype, register_type, vector_type
 from aot.backend.cpu.functions import get, lane, put, scalar_call, splat, vector_call
 from aot.backend.cpu.isa import Isa

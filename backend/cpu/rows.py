@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from aot import expr
-from aot.backend.cpu.affine import affine_of, axes_in
+from aot.backend.affine import affine_of, axes_in
 from aot.dims import Dim
 from aot.expr import Expr
 from aot.kernel import Kernel, Store

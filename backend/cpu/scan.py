@@ -11,8 +11,8 @@ from aot.backend.cpu.code import Code, DimTable, literal, register_dtype, regist
 from aot.backend.cpu.frame import bytes_moved, kernel_body, thread_share, zero_halos
 from aot.backend.cpu.functions import splat
 from aot.backend.cpu.isa import Isa
-from aot.backend.cpu.nest import flatten, lane_cost, loads_of
 from aot.backend.cpu.render import Renderer
+from aot.backend.nest import flatten, lane_cost, loads_of
 from aot.errors import CompilerError
 from aot.expr import cast
 from aot.kernel import Kernel, ScanRoot

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from aot.backend.cpu.affine import Affine, affine_of, flat_offset, lane_limits, step_bounds
+from aot.backend.affine import Affine, affine_of, flat_offset, lane_limits, step_bounds
 from aot.dims import Dim, Symbol, product, terms_of
 from aot.dtypes import I64
 from aot.expr import Expr, axis, const, walk
