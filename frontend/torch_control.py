@@ -13,6 +13,7 @@ from aot.control import add_cond, add_loop
 from aot.dims import Dim, Symbol
 from aot.errors import ModelError, UnsupportedError
 from aot.frontend.known import KnownBuilder
+from aot.frontend.torch_complex import HINT, Complex
 from aot.frontend.torch_registry import HIGHER_ORDER
 from aot.ir import Graph, TensorType, Value, live
 from aot.ops.opdef import same_extent
@@ -38,6 +39,8 @@ class Body:
 
     def take(self, entry: Any) -> Any:
         """The body's own form of something outside: constants and sizes as they are, tensors as inputs."""
+        if isinstance(entry, Complex):
+            return Complex(self.take(entry.real), self.take(entry.imaginary))
         if not isinstance(entry, Value):
             return entry
         outer = self.importer.builder
@@ -66,6 +69,8 @@ class Body:
                     contents = np.empty((), object)
                     contents[()] = entry
                     entry = self.builder.known_value(contents, kind)
+                if isinstance(entry, Complex):
+                    raise UnsupportedError("a graph whose results are complex numbers", hint=HINT)
                 if not isinstance(entry, Value):
                     raise UnsupportedError("a graph whose results are no tensors")
                 self.builder.materialize(entry)
@@ -145,6 +150,8 @@ def _tensor(importer: TorchImporter, entry: Any) -> Value:
     """A carried value: a number or a size becomes a tensor of rank 0."""
     if isinstance(entry, Value):
         return entry
+    if isinstance(entry, Complex):
+        raise UnsupportedError("loops that carry complex numbers", hint=HINT)
     contents = np.empty((), object)
     contents[()] = entry
     kind = dtypes.BOOL if isinstance(entry, bool) else dtypes.F32 if isinstance(entry, float) else dtypes.I64

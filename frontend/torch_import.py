@@ -15,8 +15,10 @@ from aot import dtypes
 from aot.dims import Dim, DimExpr
 from aot.errors import AotError, CompilerError, ModelError, UnsupportedError
 from aot.frontend import (
+    aten_complex,
     aten_contract,
     aten_create,
+    aten_fourier,
     aten_index,
     aten_norm,
     aten_pointwise,
@@ -30,6 +32,7 @@ from aot.frontend.bindings import Bindings, DimOption
 from aot.frontend.edges import Edges
 from aot.frontend.imported import ImportInfo, Unsupported, report_of
 from aot.frontend.known import KnownBuilder
+from aot.frontend.torch_complex import HINT, Complex, constant_parts, convert_complex, is_complex, part_dtype
 from aot.frontend.torch_program import read_program, tensor_bytes
 from aot.frontend.torch_registry import DROPPED, HIGHER_ORDER, Context, converter_of, dtype_of
 from aot.frontend.torch_sizes import SizeReader
@@ -42,7 +45,7 @@ _EXAMPLES = 5
 # Importing these modules fills CONVERTERS and HIGHER_ORDER.
 CONVERTER_MODULES = (
     aten_pointwise, aten_unary, aten_reduce, aten_norm, aten_create, aten_views, aten_index, aten_contract, aten_pool,
-    torch_control,
+    aten_complex, aten_fourier, torch_control,
 )  # fmt: skip
 ONE_TO_ONE: Mapping[str, str] = {aten_name: op.name for op in OPS.values() for aten_name in op.aten}
 
@@ -66,6 +69,7 @@ class TorchImporter:
         self.rejected: dict[tuple[str, str], list[str]] = {}
         self.names: dict[Value, str] = {}
         self.notes: list[str] = []
+        self.hints: list[str] = []  # of what is rejected
         self.where = ""
 
     def unbacked(self, wish: str, lo: int, hi: int | None = None) -> Dim:
@@ -95,7 +99,9 @@ class TorchImporter:
         where = f"input {node.name!r}"
         if kind in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
             tensor = self._held(target)
-            if kind == "BUFFER" and target in mutated:
+            if is_complex(tensor):
+                self.entries[node] = self._complex_const(target, tensor, kind == "BUFFER" and target in mutated)
+            elif kind == "BUFFER" and target in mutated:
                 self.entries[node] = inputs[target] = self._input(target, tensor)
                 self.notes.append(
                     f"the buffer {target!r} changes: it is an input and an output of that name, and the caller keeps it"
@@ -106,6 +112,9 @@ class TorchImporter:
             value = node.meta.get("val")
             if value is None or isinstance(value, bool | int | float | str):
                 self.entries[node] = getattr(spec.arg, "value", value)
+            elif is_complex(value):
+                self._reject("", "inputs of complex numbers", where, HINT)
+                self.entries[node] = POISON
             elif hasattr(value, "dtype"):
                 self.entries[node] = inputs[node.name] = self._input(node.name, value)
             else:
@@ -125,6 +134,17 @@ class TorchImporter:
         dtype = dtype_of(tensor.dtype, target)
         array = np_array(tensor, dtype)
         return const_of(array, target)
+
+    def _complex_const(self, target: str, tensor: Any, changes: bool) -> Complex | Poison:
+        """A complex weight, buffer or constant: its parts are constants of their own."""
+        if changes:
+            self._reject("", "buffers of complex numbers that the program changes", repr(target), HINT)
+            return POISON
+        real, imaginary = (
+            self.builder.const(self._const(f"{target}_{name}", part), f"{target}_{name}")
+            for name, part in zip(("real", "imaginary"), constant_parts(tensor), strict=True)
+        )
+        return Complex(real, imaginary)
 
     def _input(self, name: str, tensor: Any) -> Value:
         shape = [self.sizes.input_dim(name, axis, extent) for axis, extent in enumerate(tensor.shape)]
@@ -156,6 +176,9 @@ class TorchImporter:
         """An output as a tensor: a size or a number becomes one of rank 0."""
         if isinstance(entry, Value):
             return entry
+        if isinstance(entry, Complex | complex):
+            self._reject("", "outputs of complex numbers", f"output {name!r}", HINT)
+            return None
         if isinstance(entry, bool | int | float | DimExpr):
             kind = dtypes.BOOL if isinstance(entry, bool) else dtypes.F32 if isinstance(entry, float) else dtypes.I64
             return Context("", name, self.builder, {}, None).number_value(entry, kind)
@@ -173,7 +196,9 @@ class TorchImporter:
         self.names[value] = name
         return value
 
-    def _reject(self, op: str, reason: str, where: str) -> None:
+    def _reject(self, op: str, reason: str, where: str, hint: str = "") -> None:
+        if hint and hint not in self.hints:
+            self.hints.append(hint)
         self.rejected.setdefault((op, reason), []).append(where)
 
     # Nodes
@@ -229,7 +254,7 @@ class TorchImporter:
                 made = self._convert(node, name, arguments, value, where)
             self.entries[node] = self._checked(node, made, value, where)
         except UnsupportedError as error:
-            self._reject(name, error.message, where)
+            self._reject(name, error.message, where, error.hint)
             self.entries[node] = POISON
         except DimMismatch:
             raise
@@ -248,6 +273,9 @@ class TorchImporter:
         converter = converter_of(name)
         used = frozenset(user.args[1] for user in node.users if op_name(user.target) == "getitem")
         context = Context(name, where, self.builder, arguments, value, self.notes, used)
+        results = value if isinstance(value, list | tuple) else [value]
+        if any(map(is_complex, (*flat(list(arguments.values())), *results))):
+            return convert_complex(context)
         if converter is not None:
             return converter(context)
         if name in ONE_TO_ONE:
@@ -285,17 +313,25 @@ class TorchImporter:
         """The results, which must have the element types and ranks that torch says."""
         several = isinstance(expected, list | tuple)
         results = list(made) if several and isinstance(made, list | tuple) else [made]
-        for value, fake in zip(results, expected if several else [expected], strict=False):
-            if isinstance(value, Value) and hasattr(fake, "dtype"):
-                dtype, rank = dtype_of(fake.dtype, where), len(fake.shape)
-                extents = zip(value.type.shape, fake.shape, strict=False)
-                differ = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in extents)
-                if value.type.dtype is not dtype or value.type.rank != rank or differ:
-                    shape = ", ".join(map(str, fake.shape))
-                    raise CompilerError(f"made {value.type}, torch says {dtype}[{shape}]", where=where)
-                self.sizes.learn(fake.shape, value.type.shape)
-                self.names.setdefault(value, node.name)
+        for made_value, fake in zip(results, expected if several else [expected], strict=False):
+            if isinstance(made_value, Complex) and not is_complex(fake):
+                raise CompilerError(f"made a complex tensor, torch says {getattr(fake, 'dtype', fake)}", where=where)
+            parts = (made_value.real, made_value.imaginary) if isinstance(made_value, Complex) else (made_value,)
+            for value in parts:
+                if isinstance(value, Value) and hasattr(fake, "dtype"):
+                    self._agree(node, value, fake, where)
         return results if several else results[0]
+
+    def _agree(self, node: Any, value: Value, fake: Any, where: str) -> None:
+        """Raises CompilerError unless a value has the type that torch says."""
+        dtype, rank = dtype_of(part_dtype(fake.dtype), where), len(fake.shape)
+        extents = zip(value.type.shape, fake.shape, strict=False)
+        differ = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in extents)
+        if value.type.dtype is not dtype or value.type.rank != rank or differ:
+            shape = ", ".join(map(str, fake.shape))
+            raise CompilerError(f"made {value.type}, torch says {dtype}[{shape}]", where=where)
+        self.sizes.learn(fake.shape, value.type.shape)
+        self.names.setdefault(value, node.name)
 
 
 def np_array(tensor: Any, dtype: dtypes.DType) -> Any:
@@ -408,9 +444,8 @@ def import_torch(
     bindings = Bindings(dims)
     importer, graph = _attempt(program, bindings)
     if graph is None:
-        raise UnsupportedError(
-            report_of(_rejections(importer)), hint="`aotc build --check` lists this without building."
-        )
+        hints = (*dict.fromkeys(importer.hints), "`aotc build --check` lists this without building.")
+        raise UnsupportedError(report_of(_rejections(importer)), hint=" ".join(hints))
     bindings.check_used()
     histogram: dict[str, int] = {}
     for node in program.graph.nodes:
