@@ -4,7 +4,7 @@ A layer (`lstm`, `gru`, `rnn`) has ONNX's operands and meaning, all directions i
 into one matrix product over all time steps with every bias that can join it, and one recurrence per
 direction (`recur_lstm`, `recur_gru`, `recur_rnn`): the part that needs a step's result for the next.
 The arithmetic of a step is `next_state`, an Expr over the gates of one unit; the reference evaluates it
-in double precision, backends render it.
+in double precision, backends render it. A cell that is none of these says its step itself (`recur_cell`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import numpy as np
 from aot import dtypes, expr
 from aot.dims import Dim
 from aot.expr import Expr, arg, call, select
-from aot.ir import Array, TensorType, Value
+from aot.ir import Array, Attr, TensorType, Value
 from aot.ops.helpers import FLOAT, INDEX, float_attr, int_attr, need_family, need_rank, need_same_dtype, normal
 from aot.ops.opdef import Attrs, AttrSpec, Kind, OpDef, OpError, Sample, register, same_extent
+from aot.ops.steps import parse_step
 
 if TYPE_CHECKING:
     from aot.builder import Builder
@@ -59,6 +60,12 @@ class Form:
     states: int
     activations: tuple[str, ...]
     extra: str = ""  # the operand that only this one has
+    given: int = 0  # what the input gives each unit, where it is not one number per gate
+
+    @property
+    def inputs(self) -> int:
+        """How many numbers the input gives each unit in a step."""
+        return self.given or self.gates
 
 
 FORMS: Mapping[str, Form] = {
@@ -68,9 +75,14 @@ FORMS: Mapping[str, Form] = {
 }
 
 
-def form_of(op: str) -> Form:
+def form_of(op: str, attrs: Attrs) -> Form:
     """The form of a layer or a recurrence."""
+    if op == CELL:
+        return Form(int_attr(attrs, "sums"), int_attr(attrs, "states"), (), "extra", int_attr(attrs, "inputs"))
     return FORMS[op.removeprefix("recur_")]
+
+
+CELL = "recur_cell"
 
 
 def directions(attrs: Attrs) -> tuple[bool, ...]:
@@ -111,13 +123,32 @@ def _activate(function: _Activation, alpha: float, beta: float, clip: float, x: 
 
 def is_two_stage(op: str, attrs: Attrs) -> bool:
     """Whether the last gate multiplies a state that the others have changed: a GRU that resets first."""
-    return op == "recur_gru" and not attrs["linear_before_reset"]
+    return bool(attrs["reset"]) if op == CELL else op == "recur_gru" and not attrs["linear_before_reset"]
 
 
-def reset_state(attrs: Attrs, x: Sequence[Expr], r: Sequence[Expr], h: Expr) -> Expr:
-    """What the weights of the last gate of a two-stage GRU multiply, given the sums of the first two."""
+def _stated(
+    text: Attr, x: Sequence[Expr], r: Sequence[Expr], states: Sequence[Expr], extra: Sequence[Expr]
+) -> tuple[Expr, ...]:
+    """The Exprs of a cell's own text."""
+    assert isinstance(text, str)
+    given = {"x": x, "r": r, "h": states, "e": extra}
+
+    def leaf(letter: str, number: int) -> Expr:
+        if number >= len(given[letter]):
+            raise OpError(f"{letter}{number} in the step {text!r} is not given")
+        return given[letter][number]
+
+    return parse_step(text, leaf, states[0].dtype)
+
+
+def reset_state(
+    op: str, attrs: Attrs, x: Sequence[Expr], r: Sequence[Expr], states: Sequence[Expr], extra: Sequence[Expr]
+) -> Expr:
+    """What the weights of the last gate of a two-stage recurrence multiply, given the sums of the others."""
+    if op == CELL:
+        return _stated(attrs["reset"], x, r[:-1], states, extra)[0]
     sigmoid, _ = _functions(attrs, FORMS["gru"])
-    return sigmoid(x[1] + r[1]) * h
+    return sigmoid(x[1] + r[1]) * states[0]
 
 
 def next_state(
@@ -127,9 +158,11 @@ def next_state(
 
     `x`: its gates' share of the input, with biases; `r`: the weighted sums of the previous step's h;
     `states`: h, and an LSTM's c; `extra`: an LSTM's peepholes i, o, f, or a GRU's bias behind the reset
-    gate; empty if not given.
+    gate, or what a cell's text asks for; empty if not given.
     """
-    functions = _functions(attrs, form_of(op))
+    if op == CELL:
+        return _stated(attrs["step"], x, r, states, extra)
+    functions = _functions(attrs, form_of(op, attrs))
     h = states[0]
     if op == "recur_rnn":
         return (functions[0](x[0] + r[0]),)
@@ -170,7 +203,7 @@ def _need_shape(what: str, type_: TensorType | None, shape: tuple[Dim, ...]) -> 
 
 
 def _infer_recurrence(op: str, attrs: Attrs, *types: TensorType | None) -> tuple[TensorType, ...]:
-    form = form_of(op)
+    form = form_of(op, attrs)
     names = OPERANDS[op]
     given = dict(zip(names, (*types, *[None] * (len(names) - len(types))), strict=True))
     gates, weight, lengths = given["gates"], given["weight"], given["lengths"]
@@ -181,7 +214,7 @@ def _infer_recurrence(op: str, attrs: Attrs, *types: TensorType | None) -> tuple
     hidden = _hidden(weight)
     dtype = need_same_dtype(*(t for name, t in given.items() if t is not None and name != "lengths"))
     steps, batch, _ = gates.shape
-    _need_shape("a recurrence's gates", gates, (steps, batch, form.gates * hidden))
+    _need_shape("a recurrence's gates", gates, (steps, batch, form.inputs * hidden))
     _need_shape("a recurrence's weight", weight, (weight.shape[0], form.gates * hidden, hidden))
     if not isinstance(weight.shape[0], int) or not 0 <= int_attr(attrs, "index") < weight.shape[0]:
         raise OpError(f"index {attrs['index']} is out of range for {weight.shape[0]} directions")
@@ -192,13 +225,39 @@ def _infer_recurrence(op: str, attrs: Attrs, *types: TensorType | None) -> tuple
     _need_shape("the lengths", lengths, (batch,))
     if lengths is not None:
         need_family("the lengths", lengths, INDEX)
-    _functions(attrs, form)
+    if op == CELL:
+        _check_cell(attrs, form, given["extra"], hidden)
+    else:
+        _functions(attrs, form)
     state = TensorType(dtype, (1, batch, hidden))
     return (TensorType(dtype, (steps, 1, batch, hidden)), *[state] * form.states)
 
 
+def extra_parts(op: str, extra: TensorType | None, hidden: int) -> int:
+    """How many numbers per unit the extra operand of a recurrence holds."""
+    if op != CELL:
+        return 3 if op == "recur_lstm" else 1
+    width = 0 if extra is None else extra.shape[0]
+    return width // hidden if isinstance(width, int) else 0
+
+
+def _check_cell(attrs: Attrs, form: Form, extra: TensorType | None, hidden: int) -> None:
+    """Raises OpError unless a cell's texts fit its operands."""
+    if not 1 <= form.states <= 2 or form.gates < 1 or form.inputs < 1:
+        raise OpError("a cell has one or two states, and at least one sum and one input")
+    parts = extra_parts(CELL, extra, hidden)
+    if extra is not None:
+        _need_shape("what a cell has in every step", extra, (parts * hidden,))
+    counts = (form.inputs, form.gates, form.states, parts)
+    leaves = [[arg(number, dtypes.F64) for number in range(count)] for count in counts]
+    if len(next_state(CELL, attrs, *leaves)) != form.states:
+        raise OpError(f"the step {attrs['step']!r} does not give {form.states} states")
+    if attrs["reset"]:
+        reset_state(CELL, attrs, *leaves)
+
+
 def _infer_layer(op: str, attrs: Attrs, *types: TensorType | None) -> tuple[TensorType, ...]:
-    form = form_of(op)
+    form = form_of(op, attrs)
     names = OPERANDS[op]
     given = dict(zip(names, (*types, *[None] * (len(names) - len(types))), strict=True))
     x, w, r, lengths = given["x"], given["w"], given["r"], given["lengths"]
@@ -253,14 +312,14 @@ def _of_direction(attrs: Attrs, form: Form, index: int) -> dict[str, Any]:
 
 def _recur(op: str, attrs: Attrs, *arrays: Array | None) -> tuple[Array, ...]:
     """The reference of a recurrence, in double precision."""
-    form = form_of(op)
+    form = form_of(op, attrs)
     given = dict(zip(OPERANDS[op], (*arrays, *[None] * (len(OPERANDS[op]) - len(arrays))), strict=True))
     gates, weight, lengths = given["gates"], given["weight"], given["lengths"]
     assert gates is not None and weight is not None
     dtype = gates.dtype
     steps, batch, _ = gates.shape
     hidden = weight.shape[2]
-    x = gates.astype(np.float64).reshape(steps, batch, form.gates, hidden)
+    x = gates.astype(np.float64).reshape(steps, batch, form.inputs, hidden)
     columns = weight[int_attr(attrs, "index")].astype(np.float64).T
     states = []
     for name in ("h", "c")[: form.states]:
@@ -272,10 +331,10 @@ def _recur(op: str, attrs: Attrs, *arrays: Array | None) -> tuple[Array, ...]:
     numbers = iter(range(99))
     x_args, r_args, state_args, extra_args = (
         [arg(next(numbers), dtypes.F64) for _ in range(count)]
-        for count in (form.gates, form.gates, form.states, len(extra))
+        for count in (form.inputs, form.gates, form.states, len(extra))
     )
     bodies = next_state(op, attrs, x_args, r_args, state_args, extra_args)
-    reset = reset_state(attrs, x_args, r_args, state_args[0]) if is_two_stage(op, attrs) else None
+    reset = reset_state(op, attrs, x_args, r_args, state_args, extra_args) if is_two_stage(op, attrs) else None
     y = np.zeros((steps, 1, batch, hidden))
     rows = np.arange(batch)
     for step in range(steps):
@@ -286,7 +345,7 @@ def _recur(op: str, attrs: Attrs, *arrays: Array | None) -> tuple[Array, ...]:
         values = [*inputs, *np.moveaxis(sums, 1, 0), *states, *extra]
         if reset is not None:
             changed = expr.evaluate(reset, values)
-            values[2 * form.gates - 1] = np.matmul(changed, columns[:, 2 * hidden :])
+            values[form.inputs + form.gates - 1] = np.matmul(changed, columns[:, -hidden:])
         found = [expr.evaluate(body, values) for body in bodies]
         states = [np.where(active, new, old) for new, old in zip(found, states, strict=True)]
         y[where[step < last], 0, rows[step < last]] = states[0][step < last]
@@ -297,7 +356,7 @@ def _recur(op: str, attrs: Attrs, *arrays: Array | None) -> tuple[Array, ...]:
 
 def _layer(op: str, attrs: Attrs, *arrays: Array | None) -> tuple[Array, ...]:
     """The reference of a layer."""
-    form = form_of(op)
+    form = form_of(op, attrs)
     given = dict(zip(OPERANDS[op], (*arrays, *[None] * (len(OPERANDS[op]) - len(arrays))), strict=True))
     x, w, r, b = given["x"], given["w"], given["r"], given["b"]
     assert x is not None and w is not None and r is not None
@@ -348,7 +407,7 @@ def _part(builder: Builder, value: Value, axis: int, start: int, size: int) -> V
 
 
 def _decompose(op: str, builder: Builder, attrs: Attrs, inputs: Sequence[Value | None]) -> tuple[Value, ...]:
-    form = form_of(op)
+    form = form_of(op, attrs)
     given = dict(zip(OPERANDS[op], (*inputs, *[None] * (len(OPERANDS[op]) - len(inputs))), strict=True))
     x, w, r, b = given["x"], given["w"], given["r"], given["b"]
     assert x is not None and w is not None and r is not None
@@ -398,7 +457,7 @@ def _decompose(op: str, builder: Builder, attrs: Attrs, inputs: Sequence[Value |
 
 
 def _layer_samples(op: str, rng: Any) -> list[Sample]:
-    form = form_of(op)
+    form = FORMS[op.removeprefix("recur_")]
 
     def sample(
         steps: int, batch: int, width: int, hidden: int, direction: str = "forward", drop: str = "", **attrs: Any
@@ -440,7 +499,7 @@ def _layer_samples(op: str, rng: Any) -> list[Sample]:
 
 
 def _recurrence_samples(op: str, rng: Any) -> list[Sample]:
-    form = form_of(op)
+    form = FORMS[op.removeprefix("recur_")]
 
     def sample(steps: int, batch: int, hidden: int, drop: str = "", count: int = 1, **attrs: Any) -> Sample:
         every: dict[str, Array] = {
@@ -481,6 +540,7 @@ OPERANDS: Mapping[str, tuple[str, ...]] = {
     "recur_lstm": ("gates", "weight", "lengths", "h", "c", "peephole"),
     "recur_gru": ("gates", "weight", "lengths", "h", "bias"),
     "recur_rnn": ("gates", "weight", "lengths", "h"),
+    CELL: ("gates", "weight", "lengths", "h", "c", "extra"),
 }
 _NEEDED = ("x", "w", "r", "gates", "weight")
 _SHARED = {
@@ -522,3 +582,49 @@ for _name in FORMS:
             reference=partial(_recur, f"recur_{_name}"), cost_flops=2,
         )
     )  # fmt: skip
+
+
+def _cell_samples(rng: Any) -> list[Sample]:
+    def sample(
+        steps: int, batch: int, hidden: int, step: str, *, reset: str = "", drop: str = "", **counts: int
+    ) -> Sample:
+        """`counts`: inputs, sums, states, extra."""
+        every: dict[str, Array | None] = {
+            "gates": normal(rng, steps, batch, counts["inputs"] * hidden, scale=1.0),
+            "weight": normal(rng, 1, counts["sums"] * hidden, hidden, scale=0.4),
+            "h": normal(rng, 1, batch, hidden, scale=0.5), "c": normal(rng, 1, batch, hidden, scale=0.5),
+            "extra": normal(rng, counts.pop("extra", 1) * hidden, scale=0.4),
+        }  # fmt: skip
+        gone = f"{drop} lengths{'' if counts['states'] == 2 else ' c'}".split()
+        operands = tuple(None if name in gone else every[name] for name in OPERANDS[CELL])
+        return Sample(operands, {"step": step, "reset": reset, **counts}, 1e-4, 1e-5)
+
+    light = "x0 r0 add sigmoid : h0 mul 1.0 $0 sub x1 r1 e1 add add tanh mul add"
+    two = "x0 r0 add tanh h1 h0 mul add : ; $0 h1 x1 mul sub"
+    return [
+        sample(4, 3, 16, "x0 r0 add tanh", drop="extra", inputs=1, sums=1, states=1),
+        sample(3, 2, 5, "x0 r0 add tanh", drop="extra h", inputs=1, sums=1, states=1),
+        sample(3, 5, 18, light, inputs=2, sums=2, states=1, extra=2),
+        sample(4, 2, 17, two, inputs=2, sums=1, states=2, drop="extra"),
+        sample(3, 4, 20, "x0 r1 add tanh h0 e0 mul add", reset="x1 r0 add sigmoid h0 mul", inputs=2, sums=2, states=1),
+    ]
+
+
+register(
+    OpDef(
+        name=CELL,
+        doc="The steps of units of one layer whose arithmetic `step` says, over sums of the step before's state h0.",
+        inputs=tuple(n if n in _NEEDED else f"{n}?" for n in OPERANDS[CELL]), kind=Kind.RECUR,
+        infer=partial(_infer_recurrence, CELL), samples=_cell_samples,
+        attrs={
+            "step": AttrSpec("str", None, "the next states of a unit, over inputs x…, sums r…, states h…, extras e…"),
+            "reset": AttrSpec("str", "", "what the weights of the last sum multiply; empty: h0, as for the others"),
+            "inputs": AttrSpec("int", None, "numbers that the input gives each unit"),
+            "sums": AttrSpec("int", None, "weighted sums of each unit"),
+            "states": AttrSpec("int", 1, "1, or 2 with c"),
+            "reverse": AttrSpec("bool", False, "from the last step to the first"),
+            "index": AttrSpec("int", 0, "which of the weight's directions"),
+        },
+        reference=partial(_recur, CELL), cost_flops=2,
+    )
+)  # fmt: skip

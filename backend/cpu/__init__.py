@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from aot.backend.base import Emitted
+from aot.backend.base import Built, Emitted
 from aot.backend.cpu import build as builder
 from aot.backend.cpu.attend import emit_attend
 from aot.backend.cpu.contract import emit_contract
@@ -17,6 +17,7 @@ from aot.backend.cpu.scan import emit_scan
 from aot.backend.cpu.scatter import emit_scatter
 from aot.backend.cpu.sort import emit_sort
 from aot.backend.cpu.source import emit_source
+from aot.backend.cpu.steps import emit_steps
 from aot.backend.cpu.trees import emit_trees
 from aot.backend.cpu.window import emit_window
 from aot.errors import CompilerError
@@ -28,6 +29,7 @@ OWNED: Mapping[str, Callable[[Kernel, Isa], Emitted]] = {
     "sort": emit_sort, "top_k": emit_sort, "scatter_elements": emit_scatter, "scatter_nd": emit_scatter,
     "tree_ensemble": emit_trees,
     "recur_lstm": emit_recurrence, "recur_gru": emit_recurrence, "recur_rnn": emit_recurrence,
+    "recur_cell": emit_recurrence, "recur_map": emit_steps,
 }  # fmt: skip
 """The emitters of ops that own their loops; the others have C source in their entry."""
 
@@ -71,11 +73,11 @@ class CpuBackend:
         *,
         jobs: int = 0,
         compiler: str | None = None,
-    ) -> bytes:
+    ) -> Built:
         """A shared object that exports each symbol. `jobs`: compilers at a time, 0 for one per CPU."""
         isa = isa_of_target(target)
         complete = [(symbol, assemble(source, isa)) for symbol, source in sources]
-        return builder.build(complete, isa, builder.find_compiler(compiler or ""), cache, jobs)
+        return Built(builder.build(complete, isa, builder.find_compiler(compiler or ""), cache, jobs))
 
     def tools(self, compiler: str | None = None) -> Mapping[str, str]:
         return {"c_compiler": builder.find_compiler(compiler or "").version}

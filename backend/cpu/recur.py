@@ -31,7 +31,7 @@ from aot.expr import Expr
 from aot.ir import TensorType
 from aot.kernel import Kernel, OwnedRoot, Store
 from aot.ops.helpers import int_attr, wide_dtype
-from aot.ops.recur import OPERANDS, form_of, is_two_stage, next_state, reset_state
+from aot.ops.recur import OPERANDS, extra_parts, form_of, is_two_stage, next_state, reset_state
 from aot.program import RecipeOp, RecipeStep
 
 BLOCK_ROWS = 24
@@ -61,7 +61,7 @@ class _Recurrence:
         names = OPERANDS[root.op]
         self.operand = {n: number for n, number in zip(names, root.operands, strict=False) if number is not None}
         self.results = root.results
-        self.form = form_of(root.op)
+        self.form = form_of(root.op, root.attrs)
         gates, weight = self._type("gates"), self._type("weight")
         self.steps, self.batch = gates.shape[:2]
         hidden = weight.shape[2]
@@ -159,12 +159,12 @@ class _Recurrence:
     def _inputs(self) -> list[Expr]:
         """The input's share of every gate of the unit."""
         where = expr.axis(STEP), expr.axis(ROW)
-        return [self._load("gates", (*where, expr.axis(UNIT) + gate * self.hidden)) for gate in range(self.gates)]
+        return [self._load("gates", (*where, expr.axis(UNIT) + gate * self.hidden)) for gate in range(self.form.inputs)]
 
     def _extra(self) -> list[Expr]:
         if self.form.extra not in self.operand:
             return []
-        count = 3 if self.form.extra == "peephole" else 1
+        count = extra_parts(self.op, self._type(self.form.extra), self.hidden)
         return [self._load(self.form.extra, (expr.axis(UNIT) + part * self.hidden,)) for part in range(count)]
 
     def _roots(self) -> tuple[list[Expr], list[Expr]]:
@@ -398,7 +398,7 @@ class _Recurrence:
     def _reset(self, code: Code, renderer: Renderer, count: str | None) -> None:
         scope = self._scope(code, renderer, count, True, self._names(code, self.gates - 1))
         sums, states = self._roots()
-        value = scope.value(reset_state(self.attrs, self._inputs(), sums, states[0]))
+        value = scope.value(reset_state(self.op, self.attrs, self._inputs(), sums, states, self._extra()))
         scope.code.line(f"store_{self.type}(changed + l * {self.state_stride} + j, {value});")
 
     def _update(self, code: Code, renderer: Renderer, count: str | None) -> None:

@@ -43,7 +43,7 @@ def recurrence(
     **attrs: Any,
 ) -> Kernel:
     """A kernel of one recurrence; `layouts` by operand name, and of y under "y"; `results`: those that are read."""
-    form, layouts = form_of(op), layouts or {}
+    form, layouts = form_of(op, attrs), layouts or {}
     shapes: dict[str, tuple[Dim, ...]] = {
         "gates": (steps, batch, form.gates * hidden), "weight": (directions, form.gates * hidden, hidden),
         "lengths": (batch,), "h": (1, batch, hidden), "c": (1, batch, hidden),
