@@ -446,6 +446,8 @@ def _row_axes(node: Node) -> tuple[int, ...]:
     rank = node.operands[0].type.rank
     if node.op in ("instance_norm", "group_norm"):
         return tuple(range(2, rank))
+    if rank == 0:
+        return ()
     axis = int_attr(node.attrs, "axis") % rank
     return (axis,) if node.op in ("softmax", "log_softmax") else tuple(range(axis, rank))
 

@@ -157,6 +157,8 @@ def matmul_of_joined_batches(b: Builder, m: Match) -> Value:
 def _check_rows(m: Match) -> str | None:
     node = m.root
     rank = node.output.type.rank
+    if rank == 0:
+        return SILENT
     axis = as_int(node.attrs["axis"]) % rank
     single = node.op in ("softmax", "log_softmax")
     if single and axis != rank - 1:

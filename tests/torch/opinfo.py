@@ -1,7 +1,8 @@
-"""OpInfo samples of PyTorch, as data: each is exported, imported and run by the interpreter, and compared with eager.
+"""OpInfo samples of PyTorch, as data, and as cases for the compiled target.
 
-A run is (verdict, reason); verdict is "pass", "unsupported" (this compiler refuses it), "no export" (torch does not
-export it, or gives results that are no tensors) or "fail".
+`run` is the quick way of looking at one sample: it is exported, imported and run by the interpreter. It gives
+(verdict, reason); verdict is "pass", "unsupported" (this compiler refuses it), "no export" (torch does not export
+it, or gives results that are no tensors) or "fail".
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import itertools
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from aot.errors import UnsupportedError
 from aot.evaluate import evaluate
 from aot.frontend import load
 from aot.frontend.torch_program import decompose
+
+if TYPE_CHECKING:
+    from tests.torch.suites import Case
 
 DTYPES = ("float32", "float16", "int64", "bool")
 TOLERANCE = {"float16": (4e-3, 4e-3), "float32": (2e-4, 2e-5)}  # relative, absolute
@@ -56,6 +60,89 @@ def samples(names: Any = None, limit: int = 3, dtypes: tuple[str, ...] = DTYPES)
                     continue
             for number, sample in enumerate(found):
                 yield OpSample(full, dtype, number, entry.op, (sample.input, sample.args, sample.kwargs))
+
+
+# Nothing writes what these return.
+UNWRITTEN = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
+# Which of equal elements is named, and in which order, PyTorch leaves open.
+UNORDERED = frozenset(
+    {"argsort", "kthvalue", "max", "median", "min", "mode", "msort", "nanmedian", "sort", "topk", "argmax", "argmin"}
+)
+
+
+def cases(names: Any = None, limit: int = 12, dtypes: tuple[str, ...] = DTYPES) -> Iterator[Case]:
+    """The samples as cases. Complex tensors are passed, and returned, as pairs of real numbers."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    from tests.torch.suites import Case
+
+    class Call(torch.nn.Module):
+        """One sample: its op on the tensors in their places."""
+
+        def __init__(self, op: Any, leaves: list[Any], spec: Any, places: list[int]) -> None:
+            super().__init__()
+            self.given = (op, leaves, spec, places)
+
+        def __deepcopy__(self, memo: Any) -> Call:
+            return self  # it holds no state
+
+        def double(self) -> Call:
+            return self
+
+        def forward(self, *tensors: Any) -> Any:
+            op, leaves, spec, places = self.given
+            filled = list(leaves)
+            for place, tensor in zip(places, tensors, strict=True):
+                filled[place] = torch.view_as_complex(tensor) if leaves[place].is_complex() else tensor
+            first, args, kwargs = pytree.tree_unflatten(filled, spec)
+            return pytree.tree_map_only(torch.Tensor, real, op(first, *args, **kwargs))
+
+    def real(tensor: Any) -> Any:
+        return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+    for sample in samples(names, limit, dtypes):
+        leaves, spec = pytree.tree_flatten(sample.arguments)
+        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        tensors = [real(leaves[place].detach()).clone() for place in places]
+        base = sample.name.partition(".")[0]
+        judge = "shapes" if base in UNWRITTEN else "values"
+        same = _same_elements if base in UNORDERED else None
+        module = Call(sample.op, leaves, spec, places)
+        yield Case(sample.name, sample.dtype, sample.number, module, tensors, judge, same)
+
+
+def _same_elements(mine: Any, theirs: Any, tensors: Any) -> str:
+    """Whether indices that differ name equal elements along some axis; other results must be equal."""
+    from tests.torch.suites import differences
+
+    source = array_of(tensors[0])
+    for array, leaf in zip(mine, theirs, strict=True):
+        if not differences([array], [leaf]):
+            continue
+        wanted = array_of(leaf)
+        if wanted.dtype.kind not in "iu" or not any(
+            _picks(source, array, axis) is not None
+            and np.array_equal(_picks(source, array, axis), _picks(source, wanted, axis), equal_nan=True)
+            for axis in (None, *range(source.ndim))
+        ):
+            return ""
+    return "equal elements in another order"
+
+
+def _picks(source: Any, indices: Any, axis: int | None) -> Any:
+    """The elements that indices name along an axis (None: of all in a row); None if they do not fit."""
+    if axis is None:
+        flat = source.reshape(-1)
+        return flat[indices] if indices.size and 0 <= indices.min() and indices.max() < flat.size else None
+    if indices.ndim == source.ndim - 1:
+        indices = np.expand_dims(indices, axis)
+    fits = indices.ndim == source.ndim and all(
+        a == b for n, (a, b) in enumerate(zip(indices.shape, source.shape, strict=True)) if n != axis
+    )
+    if not fits or (indices.size and not (0 <= indices.min() and indices.max() < source.shape[axis])):
+        return None
+    return np.take_along_axis(source, indices, axis)
 
 
 def program_of(sample: OpSample) -> tuple[Any, list[Any], list[Any]]:
