@@ -32,6 +32,7 @@ from aot.program import (
 from aot.storage import pointer_offset_bytes
 from aot.target import Target
 from aot.transforms.place import Plan, place_buffers
+from aot.transforms.state import scatter_data
 
 
 @dataclass(frozen=True)
@@ -102,13 +103,15 @@ def assemble(
                 continue
             slot = plan.slots[value]
             arguments.append(Argument(plan.number[slot.root], pointer_offset_bytes(slot, value.type)))
+        moved = unit.bytes_moved + _copied_bytes(graph, plan, node)
         steps.append(
             Step(
-                code_number[symbol], tuple(arguments), unit.dims, unit.scratch_bytes, unit.flops, unit.bytes_moved,
+                code_number[symbol], tuple(arguments), unit.dims, unit.scratch_bytes, unit.flops, moved,
                 position + 1 < len(kernels), node.locs,
             )
         )  # fmt: skip
     symbols = input_symbols(graph)
+    initial = tuple((number, table.number_of(const)) for number, const in graph.initial)
     program = Program(
         target=target.name,
         variant=variant,
@@ -126,9 +129,23 @@ def assemble(
         peak_bytes=plan.peak_bytes,
         lower_bound_bytes=plan.lower_bound_bytes,
         planner=plan.method,
+        initial=initial,
     )
     units = {symbol: codes[number].source for symbol, number in code_number.items()}
     return Assembled(program, tuple(units.items()), plan)
+
+
+def _copied_bytes(graph: Graph, plan: Plan, node: Node) -> Dim:
+    """What a kernel that replaces elements moves beside them: all others, where the result lies elsewhere.
+
+    State counts as one piece of memory, since only a caller that gives two pays for the copy.
+    """
+    data = scatter_data(node)
+    if data is None:
+        return 0
+    source, target = plan.slots[data].root, plan.slots[node.outputs[0]].root
+    is_state = any(source is kept and target is plan.slots[new].root for kept, new in graph.state)
+    return 0 if source is target or is_state else 2 * data.type.bytes
 
 
 def assemble_flow(
@@ -140,6 +157,8 @@ def assemble_flow(
     if any(symbol.name not in by_name for symbol in inputs) or len(by_name) != len(chart.symbols):
         raise CompilerError("the symbols of a flow are not those of its graph")
     number = {symbol: position for position, symbol in enumerate(chart.symbols)}
+    table = _ConstantTable(graph)
+    initial = tuple((position, table.number_of(const)) for position, const in graph.initial)
     flow = Flow(
         slots=tuple(Port(value.name, value.type) for value in chart.slots),
         steps=chart.steps,
@@ -154,10 +173,10 @@ def assemble_flow(
         symbols=chart.symbols,
         inputs=tuple(Port(value.name, value.type) for value in graph.inputs),
         outputs=tuple(Port(value.name, value.type) for value in graph.outputs),
-        state=(),
+        state=tuple((graph.inputs.index(i), graph.outputs.index(o)) for i, o in graph.state),
         guards=guards(graph, chart.symbols[: len(chart.symbols) - chart.unbacked]),
-        sources=(),
-        constants=(),
+        sources=tuple(table.sources),
+        constants=tuple(table.constants),
         buffers=(),
         kernels=(),
         steps=(),
@@ -166,6 +185,7 @@ def assemble_flow(
         lower_bound_bytes=maximum(0, *(block.lower_bound_bytes for block in blocks)),
         planner=f"the largest of {len(blocks)} blocks",
         flow=flow,
+        initial=initial,
     )
 
 
@@ -238,7 +258,9 @@ class _ConstantTable:
         return self.number(value, None)
 
     def number(self, value: Value, packed: PackedOperand | None) -> int:
-        const = self.consts[value]
+        return self.number_of(self.consts[value], packed)
+
+    def number_of(self, const: Const, packed: PackedOperand | None = None) -> int:
         steps = packed.recipe if packed is not None else ()
         key = (const.digest, steps)
         if key not in self._number:

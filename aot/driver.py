@@ -14,7 +14,7 @@ from aot import custom, frontend
 from aot.artifacts import Artifact
 from aot.assemble import Assembled, assemble, assemble_flow
 from aot.backend import BACKENDS
-from aot.backend.base import Backend
+from aot.backend.base import Backend, Built
 from aot.control import has_control
 from aot.dims import typical
 from aot.errors import TargetError
@@ -105,8 +105,8 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
             sources = dict(source for block in assembled for source in block.sources)
             tell("compile", f"{len(sources)} kernels for {hardware.name}")
             with report.stage("compile"):
-                code = _build(backend, tuple(sources.items()), hardware, options)
-            built = [block.with_code(code) for block in assembled]
+                made = _build(backend, tuple(sources.items()), hardware, options)
+            built = [block.with_code(made.code) for block in assembled]
             if chart is None:
                 programs.extend(built)
             else:
@@ -115,6 +115,7 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
             debug |= {_block_label(label, number, chart): print_graph(block) for number, block in enumerate(ordered)}
             if not report.figures:
                 report.figures = figures(blocks, cores, ordered, assembled)
+    programs = _shared_state(programs)
     report.refusals = tuple(
         dict.fromkeys((r.rule, r.where, r.reason) for context in contexts for r in context.diagnostics.refusals)
     )
@@ -131,6 +132,12 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
         )
     artifact.report = report
     return artifact
+
+
+def _shared_state(programs: Sequence[Program]) -> list[Program]:
+    """The programs with the state pairs that all of them have: a caller does not know which one will run."""
+    shared = set.intersection(*(set(program.state) for program in programs))
+    return [replace(p, state=tuple(pair for pair in p.state if pair in shared)) for p in programs]
 
 
 def _read(
@@ -202,7 +209,7 @@ def _block_label(label: str, number: int, chart: FlowChart | None) -> str:
     return label if chart is None else f"{label} block {number}"
 
 
-def _build(backend: Backend, sources: Sequence[tuple[str, str]], target: Target, options: CompileOptions) -> bytes:
+def _build(backend: Backend, sources: Sequence[tuple[str, str]], target: Target, options: CompileOptions) -> Built:
     return backend.build(
         sources, target, options.cache_dir, jobs=options.jobs or 0, compiler=options.c_compiler or None
     )

@@ -9,7 +9,8 @@ nodes, which move no bytes. Level ORDERED is FUSED with a final node order and f
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property, lru_cache
@@ -222,6 +223,8 @@ class Graph:
     right only where that input, of one element, holds that integer, or another one (a branch that the
     input chooses was resolved). `environment` are the symbols whose values the graph is given when it
     runs, of a block of a flow; None: the extents of the inputs give every symbol its value.
+    `initial` are (input number, what it holds before the first run), of state that the model holds; text forms
+    leave it out.
     """
 
     name: str
@@ -233,6 +236,7 @@ class Graph:
     level: Level = Level.CORE
     input_values: tuple[tuple[int, int, bool], ...] = ()
     environment: tuple[Symbol, ...] | None = None
+    initial: tuple[tuple[int, Const], ...] = ()
 
     @cached_property
     def producer(self) -> Mapping[Value, Node]:
@@ -295,6 +299,32 @@ def live(graph: Graph) -> Graph:
         return graph
     consts = {value: const for value, const in graph.consts.items() if value in needed}
     return graph.with_(nodes=tuple(reversed(kept)), consts=consts)
+
+
+def sorted_nodes(nodes: Sequence[Node], edges: Iterable[tuple[int, int]] = ()) -> tuple[Node, ...] | None:
+    """The nodes with each value made before it is read, as near to the given order as that allows.
+
+    `edges` are more (earlier, later) positions to keep. None where there is no such order.
+    """
+    made = {value: number for number, node in enumerate(nodes) for value in node.outputs}
+    needs = [{made[value] for value in node.operands if value in made} for node in nodes]
+    for earlier, later in edges:
+        needs[later].add(earlier)
+    followers: list[list[int]] = [[] for _ in needs]
+    for number, sources in enumerate(needs):
+        for source in sources:
+            followers[source].append(number)
+    waiting = [len(sources) for sources in needs]
+    ready = [number for number, count in enumerate(waiting) if not count]
+    found: list[Node] = []
+    while ready:
+        number = heapq.heappop(ready)
+        found.append(nodes[number])
+        for follower in followers[number]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                heapq.heappush(ready, follower)
+    return tuple(found) if len(found) == len(needs) else None
 
 
 def rewire(nodes: Iterable[Node], mapping: Mapping[Value, Value]) -> tuple[Node, ...]:

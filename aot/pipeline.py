@@ -18,6 +18,7 @@ from aot.transforms.order import order
 from aot.transforms.place import finish_layouts, reuse_in_place
 from aot.transforms.recognize import recognize
 from aot.transforms.simplify import simplify
+from aot.transforms.state import settle_state
 
 CORE_PASSES: tuple[Pass, ...] = (
     bind_shapes,
@@ -41,6 +42,7 @@ CORE_PASSES: tuple[Pass, ...] = (
 TARGET_PASSES: tuple[Pass, ...] = (
     assign_layouts,  # before fuse: it inserts copies, which fuse into their neighbours
     fuse,
+    settle_state,  # before order, which keeps readers of state before its writers  [tests/torch/test_state.py]
     order,  # before finish_layouts: placement is paid for by the order
     finish_layouts,
     reuse_in_place,

@@ -226,7 +226,7 @@ class Program:
     symbols: tuple[Symbol, ...]
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    state: tuple[tuple[int, int], ...]  # (input, output) pairs updated in place
+    state: tuple[tuple[int, int], ...]  # (input, output) that may be one piece of memory: then updated in place
     guards: tuple[Guard, ...]
     sources: tuple[Source, ...]
     constants: tuple[Constant, ...]
@@ -238,6 +238,7 @@ class Program:
     lower_bound_bytes: Dim = 0
     planner: str = ""  # which method placed the buffers, and whether the peak is proved minimal
     flow: Flow | None = None
+    initial: tuple[tuple[int, int], ...] = ()  # (input, constant): what state holds at first; one element means all
 
     @property
     def parts(self) -> tuple[Program, ...]:

@@ -55,6 +55,7 @@ def _program_lines(program: Program) -> list[str]:
         (f"input {i} {quote(port.name)}: {type_text(port.type)}" for i, port in enumerate(program.inputs)),
         (f"output {i} {quote(port.name)}: {type_text(port.type)}" for i, port in enumerate(program.outputs)),
         (f"state input {kept} -> output {new}" for kept, new in program.state),
+        (f"initial input {kept} = {program.constants[number].name}" for kept, number in program.initial),
         guard_lines(program),
         _constant_lines(program),
         (f"buf {i} {buffer_text(program, buffer)}" for i, buffer in enumerate(program.buffers)),

@@ -81,6 +81,8 @@ def _verify_graph(graph: Graph, where: str, outermost: bool) -> None:
         if value not in defined:
             raise VerifyError(f"output {_label(value)} is not defined", where=where)
     _verify_state(graph, where)
+    if graph.level is Level.ORDERED:
+        _verify_overwritten_state(graph, where)
     if outermost:
         for value in (*graph.inputs, *graph.outputs):
             if not _is_row_major(value.type):
@@ -101,6 +103,36 @@ def _verify_state(graph: Graph, where: str) -> None:
         values = [pair[side] for pair in graph.state]
         if len(set(values)) != len(values):
             raise VerifyError("a value is in two state pairs", where=where)
+
+
+def _verify_overwritten_state(graph: Graph, where: str) -> None:
+    """No kernel reads an input after one has written its replacement, which may lie in the same bytes."""
+    if not graph.state:
+        return
+    lies_in: dict[Value, Value] = {}  # a view, a part of a concatenation, or what is written over an operand
+    for node in graph.nodes:
+        if node.op == "concat":
+            lies_in.update((operand, node.output) for operand in node.operands)
+        elif node.op == "kernel":
+            if isinstance(number := node.attrs.get("in_place"), int):
+                lies_in[node.outputs[0]] = node.operands[number]
+        else:
+            lies_in[node.output] = node.operands[0]
+
+    def root(value: Value) -> Value:
+        while value in lies_in:
+            value = lies_in[value]
+        return value
+
+    for kept, replacement in graph.state:
+        written = ""
+        for node in graph.nodes:
+            if node.op != "kernel":
+                continue
+            if written and any(root(value) is kept for value in node.operands):
+                raise VerifyError(f"{_label(kept)} is read after {written} has overwritten it", where=where, node=node)
+            if any(root(value) is root(replacement) for value in node.outputs):
+                written = node.where
 
 
 def _verify_node(node: Node, level: Level) -> None:

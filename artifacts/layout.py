@@ -13,7 +13,7 @@ from typing import Any
 
 MAGIC = b"AOTC\r\n\x1a\n"  # as PNG does: a transfer that rewrites line ends is caught at once
 MAJOR = 1
-MINOR = 1
+MINOR = 2
 WEIGHTS_ALIGN_BYTES = 4096
 SECTION_ALIGN_BYTES = 64
 CONSTANT_ALIGN_BYTES = 64
@@ -309,6 +309,7 @@ RECORDS = (
         ("environment", "integers", "of a block: which symbols of its flow's program are its own"),
         ("unbacked", "u32", "how many symbols, at the end, no input binds"),
         ("is_block", "u32", "1: only a flow runs it"),
+        ("initial", "integers", "input, constant, …: what state holds at first; one element means all of them"),
     ),
     _record(
         "FlowEntry",

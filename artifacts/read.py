@@ -322,6 +322,13 @@ class _ProgramReader:
         for left, right in zip(state[::2], state[1::2], strict=True):
             self.index(Section.PROGRAMS, left, len(inputs), "input")
             self.index(Section.PROGRAMS, right, len(outputs), "output")
+        constants = self.constants()
+        initial = reader.values(row["initial"])
+        if len(initial) % 2:
+            reader.fail(Section.PROGRAMS, "initial values are not pairs")
+        for left, right in zip(initial[::2], initial[1::2], strict=True):
+            self.index(Section.PROGRAMS, left, len(inputs), "input")
+            self.index(Section.PROGRAMS, right, len(constants), "constant")
         return Program(
             target=reader.text(row["target"]),
             variant=reader.text(row["variant"]),
@@ -331,7 +338,7 @@ class _ProgramReader:
             state=tuple(zip(state[::2], state[1::2], strict=True)),
             guards=tuple(self.guards(inputs)),
             sources=self.sources(),
-            constants=self.constants(),
+            constants=constants,
             buffers=self.buffers(len(inputs), len(outputs)),
             kernels=self.kernels(),
             steps=self.steps(),
@@ -340,6 +347,7 @@ class _ProgramReader:
             lower_bound_bytes=self.dim(row["lower_bound_bytes"]),
             planner=reader.text(row["planner"]),
             flow=self.flow(len(inputs), len(outputs)) if row["flow"][1] else None,
+            initial=tuple(zip(initial[::2], initial[1::2], strict=True)),
         )
 
     def flow(self, input_count: int, output_count: int) -> Flow:

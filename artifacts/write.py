@@ -206,6 +206,7 @@ class _Tables:
                     environment or (),
                     flow.unbacked if flow is not None else 0,
                     int(environment is not None),
+                    tuple(number for pair in program.initial for number in pair),
                 )
             ],
         )

@@ -56,13 +56,17 @@ def command(
     opened = open_artifact(artifact)
     program = generic(opened.programs)
     reference = Reference(against, threads, edges_of(opened)) if against is not None else None
-    cases = feeds(program, choice, *((reference.inputs, reference.defaults) if reference is not None else ()))
     model = load_model(artifact, threads, target, weights)
+    also, defaults = (reference.inputs, reference.defaults) if reference is not None else ((), {})
+    cases = feeds(program, choice, also, {**model.new_state(), **(defaults or {})})
     wanted = {port.name for port in program.inputs}
     documents = []
     for what, feed in cases:
         own = {name: array for name, array in feed.items() if name in wanted}
-        sides: list[Callable[[], Any]] = [lambda own=own: model.run(own)]  # type: ignore[misc]
+        # State of the model's own is updated in place, as a server would have it.
+        state = {pair.input: own[pair.input].copy() for pair in model.state if pair.has_initial}
+        given = {name: array for name, array in own.items() if name not in state}
+        sides: list[Callable[[], Any]] = [lambda given=given, state=state: model.run(given, state=state)]  # type: ignore[misc]
         if reference is not None:
             sides.append(lambda feed=feed: reference.run(feed))  # type: ignore[misc]
         with progress() as tell:

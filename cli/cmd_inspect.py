@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ from aot.cli.fusion import fusion_of, print_fusion
 from aot.cli.loading import open_artifact
 from aot.cli.memory_plan import memory_plan, summary, svg, text_bars
 from aot.cli.operators import operators_text
+from aot.dims import Dim, typical
 from aot.errors import OptionError
 from aot.options import DimRange
-from aot.program import Constant, Program, RecipeOp
+from aot.program import Constant, Program, RecipeOp, Space
 from aot.program_text import guard_lines, program_text
 from aot.text import type_text
 
@@ -117,6 +118,8 @@ def overview(path: Path, artifact: Any) -> list[tuple[str, str]]:
     program = artifact.programs[-1]
     facts.append(("inputs", "\n".join(f"{port.name}: {type_text(port.type)}" for port in program.inputs)))
     facts.append(("outputs", "\n".join(f"{port.name}: {type_text(port.type)}" for port in program.outputs)))
+    if program.state:
+        facts.append(("state", "\n".join(map(_state_text, state_json(program)))))
     bounds = [f"{s.name} in {s.lo}..{'' if s.hi is None else s.hi}" for s in program.input_symbols]
     facts.append(("dimensions", "\n".join(bounds) or "all fixed"))
     facts.append(
@@ -124,6 +127,40 @@ def overview(path: Path, artifact: Any) -> list[tuple[str, str]]:
     )
     notes = meta.get("notes", [])
     return facts + ([("notes", "\n".join(notes))] if notes else [])
+
+
+def state_json(program: Program) -> list[dict[str, Any]]:
+    """For each input that a run replaces: its output, its size, and what its update moves in one piece of memory."""
+    found = []
+    held = dict(program.initial)
+    for kept, new in program.state:
+        steps: list[str] = []
+        moved: Dim = 0
+        for part in program.parts:
+            own = {n for n, b in enumerate(part.buffers) if b.space is Space.OUTPUT and b.index == new}
+            for step in part.steps if program.flow is None else ():
+                written = len({argument.buffer for argument in step.arguments[-1:]} & own)
+                if written:
+                    steps.append(part.kernels[step.kernel].label)
+                    moved = moved + step.bytes_moved
+        found.append(
+            {
+                "input": program.inputs[kept].name,
+                "output": program.outputs[new].name,
+                "bytes": typical(program.inputs[kept].type.bytes),
+                "moved_bytes": typical(moved),
+                "kernels": steps,
+                "initial": "the model's" if kept in held else "the caller's",
+            }
+        )
+    return found
+
+
+def _state_text(pair: Mapping[str, Any]) -> str:
+    how = f"{bytes_text(pair['moved_bytes'])} moved in place by {', '.join(pair['kernels'])}"
+    if not pair["kernels"]:
+        how = "copied by the flow"
+    return f"{pair['input']} -> {pair['output']}: {bytes_text(pair['bytes'])}, {pair['initial']} at first; {how}"
 
 
 def _short(value: Any) -> str:
@@ -153,6 +190,7 @@ def overview_json(path: Path, artifact: Any) -> dict[str, Any]:
                 "symbols": _symbols(program),
                 "inputs": _ports(program.inputs),
                 "outputs": _ports(program.outputs),
+                "state": state_json(program),
             }
             for program in artifact.programs
         ],

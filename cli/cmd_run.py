@@ -53,8 +53,8 @@ def command(
     from aot.artifacts import write_whole
 
     program = generic(open_artifact(artifact).programs)
-    ((what, feed),) = feeds(program, choice)
     model = load_model(artifact, threads, target, weights)
+    ((what, feed),) = feeds(program, choice, defaults=model.new_state())
     outputs = {name: np.asarray(value) for name, value in model.run(feed).items()}
     if output is not None:
         write_whole(output, _file_bytes(output, outputs))

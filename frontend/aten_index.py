@@ -11,7 +11,7 @@ from aot import dtypes
 from aot.dims import Dim
 from aot.dtypes import DType
 from aot.frontend import data_sizes
-from aot.frontend.aten_views import concat, moved, written
+from aot.frontend.aten_views import concat, is_held, moved, written
 from aot.frontend.torch_registry import Context, Result, aten_op
 from aot.ir import Value
 from aot.ops.opdef import broadcast_shapes, normalize_axis
@@ -67,6 +67,23 @@ def _front(c: Context, x: Value, places: Places) -> Value:
     return c.transpose(x, [*places.axes, *rest])
 
 
+def _all_before(c: Context, x: Value, places: Places) -> Places:
+    """The same places, by all axes up to the last that is indexed; those added are the last axes of the indices."""
+    depth = max(places.axes) + 1
+    added = [axis for axis in range(depth) if axis not in places.axes]
+    shape = (*places.shape, *(x.type.shape[axis] for axis in added))
+    values: list[Value] = []
+    for axis in range(depth):
+        if axis in places.axes:
+            given = c.expand(places.values[places.axes.index(axis)], places.shape)
+            values.append(c.reshape(given, (*places.shape, *(1,) * len(added))))
+        else:
+            at = len(places.shape) + added.index(axis)
+            own = tuple(extent if number == at else 1 for number, extent in enumerate(shape))
+            values.append(c.op_("iota", shape=own, axis=at, start=0, step=1, dtype=_I64))
+    return Places(values, list(range(depth)), shape)
+
+
 def _tuples(c: Context, places: Places) -> Value:
     """The index tensors side by side on a new last axis."""
     parts = [c.reshape(c.expand(value, places.shape), (*places.shape, 1)) for value in places.values]
@@ -119,6 +136,12 @@ def _index_put(c: Context) -> Result:
         )
     count = len(places.shape)
     values = moved(c, values, range(at, at + count), range(count))
+    if is_held(c, x) and places.axes != list(range(len(places.axes))):
+        # With every axis up to the last one indexed, nothing moves, and what the caller holds is changed in place.
+        tuples = _tuples(c, _all_before(c, x, places))
+        return _accumulated(
+            c, x, values, add, lambda data, update, how: c.op_("scatter_nd", data, tuples, update, reduction=how)
+        )
     front = _front(c, x, places)
     tuples = _tuples(c, places)
     if count == 0:

@@ -9,8 +9,9 @@ from aot import dtypes
 from aot.dims import Dim, DimExpr
 from aot.frontend import data_sizes, shaping
 from aot.frontend.torch_registry import Context, Result, aten_op
-from aot.ir import Value
+from aot.ir import Node, Value
 from aot.ops import same_extent
+from aot.ops.helpers import dims_attr, int_attr, ints_attr
 from aot.ops.opdef import normalize_axis
 
 _I64 = dtypes.I64
@@ -36,6 +37,15 @@ def reshaped(c: Context, x: Value, wanted: Sequence[Dim]) -> Value:
 @aten_op("view", "view_copy", "reshape", "_unsafe_view", "_reshape_copy", "_reshape_alias")
 def _view(c: Context) -> Result:
     return reshaped(c, c.tensor("self"), c.sizes("size" if "size" in c.arguments else "shape"))
+
+
+@aten_op("resize", "resize_")
+def _resize(c: Context) -> Result:
+    """The first elements in their order; what is beyond them, which torch leaves as it is, is 0."""
+    x, shape = c.tensor("self"), c.sizes("size")
+    flat = c.reshape(x, (x.type.elements,))
+    missing = dimension.product(shape) - x.type.elements
+    return c.reshape(shaping.padded(c.builder, flat, [0], [missing], "constant", None), shape)
 
 
 @aten_op("view.dtype", "view_copy.dtype")
@@ -330,7 +340,10 @@ def replaced(c: Context, x: Value, axis: int, start: Dim, part: Value, step: int
     if size == extent and step == 1:
         return part
     # What the caller holds, such as a cache, may be changed in place by a scatter; anything else is joined anew.
-    if step != 1 or x in c.builder.inputs:
+    if step != 1 or is_held(c, x):
+        inside = _written_inside(c, x, axis, start, part) if step == 1 else None
+        if inside is not None:
+            return inside
         places = c.op_("iota", shape=(size,), axis=0, start=0, step=step, dtype=_I64)
         places = c.op_("add", places, data_sizes.number(c.builder, start))
         return written(c, x, axis, places, part)
@@ -340,6 +353,98 @@ def replaced(c: Context, x: Value, axis: int, start: Dim, part: Value, step: int
     if end != extent:
         pieces.append(c.slice_axis(x, axis, end, extent - end))
     return concat(c, pieces, axis)
+
+
+def is_held(c: Context, x: Value) -> bool:
+    """Whether x is what the caller holds, such as a cache, or a slice of it, perhaps with elements replaced."""
+    through = ("scatter_elements", "scatter_nd", "slice", "reshape")
+    while (node := made_by(c, x)) is not None and node.op in through:
+        x = node.operands[0]
+    return x in c.builder.inputs
+
+
+def made_by(c: Context, x: Value) -> Node | None:
+    """The node of the graph so far that makes a value."""
+    return next((node for node in reversed(c.builder.nodes) if x in node.outputs), None)
+
+
+def _written_inside(c: Context, x: Value, axis: int, start: Dim, part: Value) -> Value | None:
+    """x with a slice replaced by that slice of x with elements replaced: only those elements are.
+
+    So a layer of a cache of all layers is updated without a copy of the layer.
+    """
+    last, node = part, made_by(c, part)
+    # Whether the scatters work without the axis, whose extent is 1.
+    unit = node is not None and node.op == "reshape" and _without(part.type.shape, axis) == node.operands[0].type.shape
+    if unit and node is not None:
+        last = node.operands[0]
+    steps: list[Node] = []
+    inner, node = last, made_by(c, last)
+    while node is not None and node.op in ("scatter_elements", "scatter_nd"):
+        steps.append(node)
+        inner = node.operands[0]
+        node = made_by(c, inner)
+    if unit and node is not None and node.op == "reshape" and node.operands[0].type.shape == part.type.shape:
+        inner, node = node.operands[0], made_by(c, node.operands[0])
+    starts = tuple(start if number == axis else 0 for number in range(x.type.rank))
+    if not steps or node is None or node.op != "slice" or not _is_same(c, node.operands[0], x):
+        return None
+    if inner.type != part.type or node.attrs["starts"] != starts or set(ints_attr(node.attrs, "steps")) != {1}:
+        return None
+    made: Value | None = x
+    for step in reversed(steps):
+        made = _moved_scatter(c, step, made, axis, start, unit) if made is not None else None
+    if made is not None:
+        # What reads the updated slice finds it there.
+        again = c.slice_axis(made, axis, start, part.type.shape[axis])
+        c.builder.equal[last] = c.reshape(again, last.type.shape)
+    return made
+
+
+def _moved_scatter(c: Context, step: Node, x: Value, axis: int, start: Dim, unit: bool) -> Value | None:
+    """A scatter into a slice of a tensor, as one into the tensor; `unit`: the slice has lost its axis."""
+    _, indices, updates = step.operands
+    reduction = step.attrs["reduction"]
+    if step.op == "scatter_nd":
+        depth = indices.type.shape[-1]
+        assert isinstance(depth, int)
+        if not unit or axis > depth:
+            return None
+        shape = indices.type.shape[:-1]
+        layer = c.expand(data_sizes.number(c.builder, start), (*shape, 1))
+        before, after = (c.slice_axis(indices, len(shape), at, n) for at, n in ((0, axis), (axis, depth - axis)))
+        columns = [part for part in (before, layer, after) if part.type.shape[-1] != 0]
+        return c.op_("scatter_nd", x, concat(c, columns, len(shape)), updates, reduction=reduction)
+    along, inside = int_attr(step.attrs, "axis"), dims_attr(step.attrs, "starts")
+    if unit:
+        indices, updates = (c.reshape(v, _with_unit(v.type.shape, axis)) for v in (indices, updates))
+        along, inside = along + (along >= axis), (*inside[:axis], 0, *inside[axis:]) if inside else ()
+    if along == axis:
+        return None
+    begin = list(inside or (0,) * x.type.rank)
+    begin[axis] = begin[axis] + start
+    return c.op_("scatter_elements", x, indices, updates, axis=along, starts=tuple(begin), reduction=reduction)
+
+
+def _is_same(c: Context, x: Value, y: Value) -> bool:
+    """Whether two values are the same slices of one value."""
+    while x is not y:
+        first, second = made_by(c, x), made_by(c, y)
+        if first is None or second is None or (first.op, first.attrs) != (second.op, second.attrs):
+            return False
+        if first.op not in ("slice", "reshape"):
+            return False
+        x, y = first.operands[0], second.operands[0]
+    return True
+
+
+def _without(shape: Sequence[Dim], axis: int) -> tuple[Dim, ...] | None:
+    """A shape without an axis of extent 1."""
+    return (*shape[:axis], *shape[axis + 1 :]) if shape[axis] == 1 else None
+
+
+def _with_unit(shape: Sequence[Dim], axis: int) -> tuple[Dim, ...]:
+    return (*shape[:axis], 1, *shape[axis:])
 
 
 def written(c: Context, x: Value, axis: int, places: Value, part: Value, reduction: str = "none") -> Value:

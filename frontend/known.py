@@ -51,6 +51,7 @@ class KnownBuilder(Builder):
         self._known: dict[Value, Array] = {}
         self._derived: set[Value] = set()  # made here, of sizes and whole numbers
         self._pending: set[Value] = set()  # of these, what is not in the graph yet
+        self.equal: dict[Value, Value] = {}  # an equal value, made later, that lies in what the caller holds
         self.unsigned: dict[Dim, None] = {}  # sizes whose quotients would be known if they were not negative
         self.room: dict[Dim, str] = {}  # what an input has beyond a window, which is not to be negative; the node
 

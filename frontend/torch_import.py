@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from aot import dtypes
 from aot.dims import Dim, DimExpr
 from aot.errors import AotError, CompilerError, ModelError, UnsupportedError
@@ -33,10 +35,11 @@ from aot.frontend.edges import Edges
 from aot.frontend.imported import ImportInfo, Unsupported, report_of
 from aot.frontend.known import KnownBuilder
 from aot.frontend.torch_complex import HINT, Complex, constant_parts, convert_complex, is_complex, part_dtype
+from aot.frontend.torch_numbers import computed
 from aot.frontend.torch_program import read_program, tensor_bytes
 from aot.frontend.torch_registry import DROPPED, HIGHER_ORDER, Context, converter_of, dtype_of
 from aot.frontend.torch_sizes import SizeReader
-from aot.ir import Const, Graph, Node, Value, const_of, live
+from aot.ir import Const, Graph, Node, Value, const_of, live, rewire, sorted_nodes
 from aot.ops import OPS
 from aot.ops.opdef import DimMismatch
 
@@ -54,6 +57,13 @@ class Poison:
     """Stands for the results of an unsupported node, so that the rest can still be looked at."""
 
 
+class UnknownSize(Poison):
+    """Stands for a size, or a condition on sizes, that this version cannot follow; a fault where it is read."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
 POISON = Poison()
 
 
@@ -68,6 +78,7 @@ class TorchImporter:
         self.entries: dict[Any, Any] = {}
         self.rejected: dict[tuple[str, str], list[str]] = {}
         self.names: dict[Value, str] = {}
+        self.initial: list[tuple[int, Const]] = []
         self.notes: list[str] = []
         self.hints: list[str] = []  # of what is rejected
         self.where = ""
@@ -89,8 +100,8 @@ class TorchImporter:
         outputs, state = self._outputs(signature, inputs)
         if self.rejected:
             return None
-        graph = live(self.builder.finish(outputs, state))
-        return _named(graph, self.names)
+        graph = live(_read_in_place(self.builder.finish(outputs, state), self.builder.equal))
+        return _named(graph, self.names).with_(initial=tuple(self.initial))
 
     # Inputs, weights, state
 
@@ -103,6 +114,7 @@ class TorchImporter:
                 self.entries[node] = self._complex_const(target, tensor, kind == "BUFFER" and target in mutated)
             elif kind == "BUFFER" and target in mutated:
                 self.entries[node] = inputs[target] = self._input(target, tensor)
+                self.initial.append((len(self.builder.inputs) - 1, _initial(target, tensor)))
                 self.notes.append(
                     f"the buffer {target!r} changes: it is an input and an output of that name, and the caller keeps it"
                 )
@@ -160,6 +172,8 @@ class TorchImporter:
             kind = spec.kind.name
             name = next(user) if kind == "USER_OUTPUT" else spec.target
             entry = self.entry(argument)
+            if isinstance(entry, UnknownSize):
+                self._reject("", entry.reason, f"output {name!r}")
             if isinstance(entry, Poison) or entry is None:
                 continue
             value = self._output(self._as_value(entry, name), name, outputs)
@@ -239,10 +253,13 @@ class TorchImporter:
             self.entries[node] = self._size(node, value)
             return
         arguments = self._arguments(node)
-        if any(isinstance(item, Poison) for item in flat(list(arguments.values()))):
+        name = op_name(node.target)
+        poisoned = [item for item in flat(list(arguments.values())) if isinstance(item, Poison)]
+        if poisoned:
+            if isinstance(poisoned[0], UnknownSize) and name not in DROPPED:
+                self._reject(name, poisoned[0].reason, where)
             self.entries[node] = POISON
             return
-        name = op_name(node.target)
         if name == "getitem":
             self.entries[node] = arguments["0"][arguments["1"]]
             return
@@ -290,7 +307,15 @@ class TorchImporter:
             source = self.entry(node.args[0])
             if isinstance(source, Value):
                 return self.sizes.read(self.builder, source, value)
-        return self.sizes.element(value)
+        if type(value).__name__ in ("SymFloat", "SymBool"):
+            operands = [self.entry(argument) for argument in node.args]
+            if any(isinstance(operand, Value) for operand in operands):
+                made = computed(self.builder, name, operands, type(value).__name__ == "SymBool")
+                return UnknownSize(f"the number {value}") if made is None else made
+        try:
+            return self.sizes.element(value)
+        except UnsupportedError as error:
+            return UnknownSize(error.message)
 
     def _arguments(self, node: Any) -> dict[str, Any]:
         """The arguments by schema name, defaults filled in; by position where there is no schema."""
@@ -336,9 +361,19 @@ class TorchImporter:
 
 def np_array(tensor: Any, dtype: dtypes.DType) -> Any:
     """A torch tensor as a numpy array of the dtype, row-major."""
-    import numpy as np
-
     return np.frombuffer(tensor_bytes(tensor), dtype=dtype.numpy).reshape(tuple(tensor.shape))
+
+
+def _initial(target: str, tensor: Any) -> Const:
+    """What a buffer holds before the first run; one element where all are that, as of an empty cache."""
+    dtype = dtype_of(tensor.dtype, target)
+    array = np_array(tensor, dtype)
+    rows = (
+        array.reshape(-1).view("u1").reshape(-1, array.itemsize) if array.size else np.zeros((1, array.itemsize), "u1")
+    )
+    if (rows == rows[0]).all():
+        return const_of(rows[0].view(array.dtype).reshape(()))
+    return const_of(array, target)
 
 
 def op_name(target: Any) -> str:
@@ -401,6 +436,16 @@ def output_names(program: Any, count: int) -> list[str]:
         f"output_{number}" if not name or (name[0].isdigit() and "." not in name) else name
         for number, name in enumerate(names)
     ]
+
+
+def _read_in_place(graph: Graph, equal: Mapping[Value, Value]) -> Graph:
+    """The graph in which readers of a value read its equal, where that can be made before them."""
+    for value, same in equal.items():
+        nodes = sorted_nodes(rewire(graph.nodes, {value: same}))
+        if nodes is not None:
+            outputs = tuple(same if output is value else output for output in graph.outputs)
+            graph = graph.with_(nodes=nodes, outputs=outputs)
+    return graph
 
 
 def _named(graph: Graph, names: Mapping[Value, str]) -> Graph:

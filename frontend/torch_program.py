@@ -33,7 +33,8 @@ KEPT_WHOLE = frozenset(
         "aten.native_channel_shuffle", "aten.pixel_shuffle", "aten.pixel_unshuffle", "aten.reflection_pad1d",
         "aten.reflection_pad2d", "aten.reflection_pad3d", "aten.replication_pad1d", "aten.replication_pad2d",
         "aten.replication_pad3d", "aten.rms_norm", "aten.rnn_relu.data", "aten.rnn_relu.input", "aten.rnn_tanh.data",
-        "aten.rnn_tanh.input", "aten.roll", "aten.scaled_dot_product_attention", "aten.silu", "aten.softmax",
+        "aten.rnn_tanh.input", "aten.roll", "aten.scaled_dot_product_attention", "aten.select_scatter", "aten.silu",
+        "aten.slice_scatter", "aten.softmax",
         "aten.softplus", "aten.upsample_bicubic2d", "aten.upsample_bilinear2d", "aten.upsample_linear1d",
         "aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d", "aten.upsample_trilinear3d",
     }

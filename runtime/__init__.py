@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from aot.runtime._library import prefix
-from aot.runtime._model import DimSpec, Model, ProgramSpec, TensorSpec
+from aot.runtime._model import DimSpec, Model, ProgramSpec, StateSpec, TensorSpec
 
-__all__ = ["DimSpec", "Model", "ProgramSpec", "TensorSpec", "load", "prefix", "target_supported"]
+__all__ = ["DimSpec", "Model", "ProgramSpec", "StateSpec", "TensorSpec", "load", "prefix", "target_supported"]
 
 
 def load(

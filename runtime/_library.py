@@ -114,6 +114,12 @@ class SymbolInfo(ctypes.Structure):
     _fields_ = (("struct_size", ctypes.c_size_t), ("name", _TEXT), ("lo", _I64), ("hi", _I64), ("divisor", _I64))
 
 
+class StateInfo(ctypes.Structure):
+    """aot_state_info"""
+
+    _fields_ = (("struct_size", ctypes.c_size_t), ("input", _U32), ("output", _U32), ("has_initial", _I32))
+
+
 class StepInfo(ctypes.Structure):
     """aot_step_info"""
 
@@ -176,6 +182,9 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "aot_model_output_dim": (_I32, (_POINTER, _U32, _U32, _POINTER)),
     "aot_model_symbol_count": (_U32, (_POINTER,)),
     "aot_model_symbol": (_I32, (_POINTER, _U32, _POINTER)),
+    "aot_model_state_count": (_U32, (_POINTER,)),
+    "aot_model_state": (_I32, (_POINTER, _U32, _POINTER)),
+    "aot_model_initial_state": (_I32, (_POINTER, _U32, _POINTER, ctypes.c_size_t)),
     "aot_model_program_step": (_I32, (_POINTER, _U32, _U32, _POINTER)),
     "aot_model_program_step_loc": (_TEXT, (_POINTER, _U32, _U32, _U32)),
     "aot_model_meta": (_POINTER, (_POINTER, _POINTER)),

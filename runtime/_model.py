@@ -15,6 +15,7 @@ import os
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from aot.errors import ArtifactError, GuardError, RunError
@@ -49,6 +50,17 @@ class DimSpec(NamedTuple):
     lo: int
     hi: int | None
     divisor: int
+
+
+class StateSpec(NamedTuple):
+    """State: the input that a run replaces by an output, such as a cache.
+
+    `has_initial`: the model knows what the input holds before the first run (`Model.new_state`).
+    """
+
+    input: str
+    output: str
+    has_initial: bool
 
 
 class ProgramSpec(NamedTuple):
@@ -188,6 +200,35 @@ class Model:
             found.append(DimSpec(symbol.name.decode(), int(symbol.lo), hi, int(symbol.divisor)))
         return tuple(found)
 
+    @cached_property
+    def state(self) -> tuple[StateSpec, ...]:
+        """The inputs that a run replaces; one array given as both input and output is updated in place."""
+        found = []
+        for index in range(self._lib.aot_model_state_count(self._live)):
+            pair = native.info(native.StateInfo)
+            self._lib.aot_model_state(self._live, index, ctypes.byref(pair))
+            names = (self.inputs[pair.input].name, self.outputs[pair.output].name)
+            found.append(StateSpec(*names, bool(pair.has_initial)))
+        return tuple(found)
+
+    def new_state(self) -> dict[str, Any]:
+        """New arrays for the state whose initial values the model knows (the buffers that `forward` changes).
+
+        {input: array}, as `run` takes it in `state`. Each sequence of runs, such as a conversation, has its own.
+        """
+        found: dict[str, Any] = {}
+        specs = {spec.name: spec for spec in self.inputs}
+        for index, pair in enumerate(self.state):
+            if pair.has_initial:
+                spec = specs[pair.input]
+                shape = tuple(int(extent) for extent in spec.shape)
+                array = _empty(pair.input, shape, _tensors.numpy_dtype(spec.dtype))
+                status = self._lib.aot_model_initial_state(self._live, index, array.ctypes.data, array.nbytes)
+                if status:
+                    raise RunError("the initial value cannot be had", where=pair.input)
+                found[pair.input] = array
+        return found
+
     @property
     def programs(self) -> tuple[ProgramSpec, ...]:
         """Every program of the artifact, in the order in which they are tried."""
@@ -259,16 +300,21 @@ class Model:
         inputs: Mapping[str, Any],
         *,
         outputs: Mapping[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
         timeout_seconds: float | None = None,
     ) -> dict[str, Any]:
         """Runs once: {"name": array} to {"name": array}.
 
         Inputs are numpy arrays, torch CPU tensors or anything with __dlpack__, row-major; none is copied.
         Outputs are new numpy arrays, or the arrays given in `outputs`, which may name only some.
+        `state` are arrays of inputs that the run replaces (see `Model.state`): each is updated in place, and not
+        among the results. A run that fails at its guards leaves them as they were; one that is stopped may not.
         `timeout_seconds` is looked at between steps. The GIL is free during a run.
         Raises GuardError for an input or output whose name, dtype, shape or strides do not fit, or that overlap;
         RunError after `timeout_seconds` and where memory is short.
         """
+        if state:
+            return self._run_with_state(inputs, outputs or {}, state, timeout_seconds)
         if self._caller is not None and outputs is None and timeout_seconds is None and type(inputs) is dict:
             quick = self._run_quickly(inputs)
             if quick is not None:
@@ -280,6 +326,20 @@ class Model:
         given = self._given(inputs)
         results = self._run(given, outputs, timeout_seconds)
         return dict(zip(self._output_names, results, strict=True))
+
+    def _run_with_state(
+        self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], state: Mapping[str, Any], timeout: float | None
+    ) -> dict[str, Any]:
+        replaced_by = {pair.input: pair.output for pair in self.state}
+        if not state.keys() <= replaced_by.keys():
+            self._complain("state", state, tuple(replaced_by))
+        targets = {replaced_by[name]: array for name, array in state.items()}
+        for what, given, names in (("input", inputs, state), ("output", outputs, targets)):
+            twice = [name for name in names if name in given]
+            if twice:
+                raise GuardError(f"the {what} is given in state as well", where=twice[0], hint="Give it once.")
+        found = self.run({**inputs, **state}, outputs={**outputs, **targets}, timeout_seconds=timeout)
+        return {name: array for name, array in found.items() if name not in targets}
 
     def __call__(self, *arrays: Any) -> Any:
         """Runs with inputs in their order; returns the one output, or a tuple of all. Raises as `run`."""

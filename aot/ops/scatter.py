@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from aot import dims as dimension
-from aot.ir import Array, TensorType
-from aot.ops.helpers import INDEX, int_attr, integers, need_family, need_rank, need_same_dtype, normal
+from aot.ir import Array, Attr, TensorType
+from aot.ops.helpers import INDEX, dims_attr, int_attr, integers, need_family, need_rank, need_same_dtype, normal
+from aot.ops.indexing import fixed
 from aot.ops.opdef import Attrs, AttrSpec, Kind, OpDef, OpError, Sample, normalize_axis, register, same_extent
 
 REDUCTIONS = ("none", "add", "mul", "max", "min")
@@ -38,10 +39,14 @@ def _infer_elements(attrs: Attrs, data: TensorType, indices: TensorType, updates
     need_rank("the indices", indices, data.rank, data.rank)
     need_rank("the updates", updates, data.rank, data.rank)
     axis = normalize_axis(int_attr(attrs, "axis"), data.rank)
+    starts = dims_attr(attrs, "starts")
+    if starts and (len(starts) != data.rank or starts[axis] != 0):
+        raise OpError(f"starts are one number for each axis, 0 for axis {axis}; they are {starts}")
     for number, (extent, count, given) in enumerate(zip(data.shape, indices.shape, updates.shape, strict=True)):
         same_extent(count, given, f"axis {number} of the indices and the updates")
-        if number != axis and dimension.minimum(extent, count) != count:
-            same_extent(count, extent, f"axis {number} of the indices and the data")
+        end = starts[number] + count if starts else count
+        if number != axis and dimension.minimum(extent, end) != end:
+            same_extent(end, extent, f"axis {number} of the indices and the data")
     return TensorType(data.dtype, data.shape)
 
 
@@ -61,11 +66,12 @@ def _reference_elements(attrs: Attrs, data: Array, indices: Array, updates: Arra
     axis = normalize_axis(int_attr(attrs, "axis"), data.ndim)
     combine = _COMBINE[str(attrs["reduction"])]
     result, extent = data.copy(), data.shape[axis]
+    starts = fixed(dims_attr(attrs, "starts")) or (0,) * data.ndim
     for place in np.ndindex(*indices.shape):
         at = int(indices[place])
         at += extent if at < 0 else 0
         if 0 <= at < extent:
-            target = (*place[:axis], at, *place[axis + 1 :])
+            target = tuple(at if number == axis else i + starts[number] for number, i in enumerate(place))
             with np.errstate(all="ignore"):
                 result[target] = combine(result[target], updates[place])
     return result
@@ -99,6 +105,10 @@ def _samples_elements(rng: Any) -> list[Sample]:
         found.append(Sample(operands, {"axis": 0, "reduction": reduction}))
         rows = np.broadcast_to(integers(rng, 6, 1, lo=0, hi=4), (6, 37))
         found.append(Sample((normal(rng, 4, 37), rows, normal(rng, 6, 37)), {"reduction": reduction}, 1e-4, 1e-4))
+    box: dict[str, Attr] = {"axis": 1, "starts": (1, 0, 2)}
+    found.append(Sample((normal(rng, 3, 4, 37), integers(rng, 2, 3, 35, lo=-4, hi=4), normal(rng, 2, 3, 35)), box))
+    column = np.broadcast_to(integers(rng, 1, 2, 1, lo=0, hi=4), (1, 2, 35))
+    found.append(Sample((normal(rng, 3, 4, 37), column, normal(rng, 1, 2, 35)), {**box, "starts": (2, 0, 1)}))
     flags = integers(rng, 5, lo=0, hi=2).astype(np.bool_)
     found.append(Sample((flags, np.array([1, -1]), np.array([True, False]))))
     half = normal(rng, 3, 18, dtype=np.float16)
@@ -133,7 +143,12 @@ register(
     OpDef(
         name="scatter_elements", doc="out[…, indices[…, i, …], …] takes updates[…, i, …]; elsewhere it is data.",
         inputs=("data", "indices", "updates"), kind=Kind.SCATTER, infer=_infer_elements, samples=_samples_elements,
-        attrs={"axis": AttrSpec("int", 0), **_ATTRS}, reference=_reference_elements,
+        attrs={
+            "axis": AttrSpec("int", 0),
+            "starts": AttrSpec("dims", (), "Where the box of the updates begins, on the other axes; empty: at 0."),
+            **_ATTRS,
+        },
+        reference=_reference_elements,
     )
 )  # fmt: skip
 register(

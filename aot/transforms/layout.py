@@ -119,7 +119,7 @@ class _Assigner:
         for value in self.graph.outputs:
             new = self.new[value]
             root = self._root_of_output(new)
-            if root is None or root in taken or (value in state_outputs and root is not new):
+            if root is None or root in taken:
                 new = root = self._copy(new, Layout(), ("output",), fresh=True)
             taken.add(root)
             outputs.append(new)

@@ -14,6 +14,7 @@ from aot.dims import typical
 from aot.ir import Graph, Level, Value
 from aot.passes import Context, transform
 from aot.storage import slots
+from aot.transforms.state import state_edges
 
 _BEAM = 16
 _MAX_UNITS = 1500
@@ -69,6 +70,8 @@ class _Units:
             self.needs.append({made[value] for value in node.operands if value in made})
             for root in roots - fixed:
                 self.size[root] = typical(root.type.storage_bytes)
+        for reader, writer in state_edges(graph):
+            self.needs[writer].add(reader)
         self.touching: dict[Value, set[int]] = {}
         for number in range(len(graph.nodes)):
             for root in self.writes[number] | self.reads[number]:

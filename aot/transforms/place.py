@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from aot import dims as dimension
-from aot import expr
 from aot.errors import CompilerError
 from aot.ir import Graph, Layout, Level, Node, TensorType, Value
-from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, ScanRoot, WindowRoot
+from aot.kernel import Kernel
 from aot.lower import lower
 from aot.offsets import Block, check, check_symbolic, place, place_symbolic
 from aot.passes import Context, transform
 from aot.program import Buffer, Space
 from aot.storage import Slot, concat_parts, slots
+from aot.transforms.state import reads_where_it_writes, scatter_data, written_chain
 from aot.views import view_of
 
 ALIGNMENT_BYTES = 64
@@ -87,6 +87,9 @@ def reuse_in_place(graph: Graph, context: Context) -> Graph:
     place_of = dict(slots(graph))
     last_use = last_uses(graph, place_of)
     outputs = {place_of[value].root for value in graph.outputs}
+    # Values that only have elements replaced until they are an output can lie there from the first on. They are no
+    # other value's bytes: those would be written before the caller's input is read.
+    becoming = {root for value in graph.outputs for root in written_chain(graph, place_of, value)} - {*graph.inputs}
     fixed = set(graph.inputs) | set(graph.consts)
     merged: dict[Value, Value] = {}  # root -> the root it was merged into
     nodes: list[Node] = []
@@ -99,7 +102,13 @@ def reuse_in_place(graph: Graph, context: Context) -> Graph:
 
     last_of_root: dict[Value, int] = dict(last_use)
     for position, node in enumerate(graph.nodes):
-        if node.op != "kernel" or place_of[node.outputs[0]].root is not node.outputs[0] or node.outputs[0] in outputs:
+        data = scatter_data(node)
+        is_becoming = bool(node.outputs) and node.outputs[0] in becoming
+        if (
+            node.op != "kernel"
+            or place_of[node.outputs[0]].root is not node.outputs[0]
+            or (is_becoming and (data is None or place_of[data].root not in becoming))
+        ):
             nodes.append(node)
             continue
         out = node.outputs[0]
@@ -113,46 +122,18 @@ def reuse_in_place(graph: Graph, context: Context) -> Graph:
             if not whole or sum(root_of(v) is root for v in node.operands) > 1:
                 continue
             kernel = kernel or lower(node, lambda value: value in graph.consts)
-            if _reads_where_it_writes(kernel, number) and context.allow("in_place"):
+            if reads_where_it_writes(kernel, number) and context.allow("in_place"):
                 chosen = number
                 break
         if chosen >= 0:
             root = root_of(node.operands[chosen])
             merged[out] = root
             last_of_root[root] = max(last_of_root.get(out, position), position)
+            if out in outputs:
+                outputs.add(root)
             node = replace(node, attrs=MappingProxyType({**node.attrs, "in_place": chosen}))
         nodes.append(node)
     return graph.with_(nodes=tuple(nodes)) if merged else graph
-
-
-def _reads_where_it_writes(kernel: Kernel, operand: int) -> bool:
-    """Whether every element of the operand is read only by the point, or the row, that writes its place."""
-    roots = kernel.root
-    if isinstance(roots, WindowRoot) and operand in (roots.x, roots.w):
-        return False
-    if isinstance(roots, AttendRoot) and operand in (roots.q, roots.k, roots.v):
-        return False
-    if isinstance(roots, OwnedRoot):  # a scatter changes elements of its data; the rest stays as it is
-        return kernel.kind is Kind.SCATTER and operand == roots.operands[0]
-    in_root: list[expr.Expr] = []
-    if isinstance(roots, ContractRoot):
-        in_root = [roots.a, roots.b]
-    elif isinstance(roots, ScanRoot):
-        in_root = [roots.value]
-    elif isinstance(roots, AttendRoot) and roots.mask is not None:
-        in_root = [roots.mask]
-    if any(node.op == "load" and node.payload == operand for root in in_root for node in expr.walk(root)):
-        return False
-    target = kernel.stores[0].indices
-    for number, store in enumerate(kernel.stores):
-        for node in expr.walk(store.value):
-            if number and node.op == "load" and node.payload == operand:
-                return False  # the first store may have written over it by then
-            if node.op == "load" and node.payload == operand and node.args != target:
-                return False
-            if node.op == "reduce" and any(n.op == "load" and n.payload == operand for n in expr.walk(node)):
-                return False
-    return True
 
 
 def last_uses(graph: Graph, place_of: Mapping[Value, Slot]) -> dict[Value, int]:

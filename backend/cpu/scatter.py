@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from aot.backend.base import Emitted
 from aot.backend.cpu.code import Code, DimTable, memory_type, register_dtype
-from aot.backend.cpu.frame import bytes_moved, kernel_body, thread_share
+from aot.backend.cpu.frame import kernel_body, thread_share
 from aot.backend.cpu.functions import get, put
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.owned import loops, need, offset, owned_root, start
@@ -18,7 +18,7 @@ from aot.dims import Dim
 from aot.dtypes import DType
 from aot.ir import TensorType
 from aot.kernel import Kernel
-from aot.ops.helpers import int_attr
+from aot.ops.helpers import dims_attr, int_attr
 
 
 def emit_scatter(kernel: Kernel, isa: Isa) -> Emitted:
@@ -37,6 +37,7 @@ class _Scatter:
         self.target = f"p{len(kernel.inputs)}"
         self.axis = 0 if by_tuples else int_attr(root.attrs, "axis") % self.data.rank
         self.reduction = str(root.attrs["reduction"])
+        self.starts = (() if by_tuples else dims_attr(root.attrs, "starts")) or (0,) * self.data.rank
         self.dims, self.code = DimTable(), Code()
 
     def emit(self) -> Emitted:
@@ -51,7 +52,7 @@ class _Scatter:
                 self._elements()
         return Emitted(
             code.text(), dims.dims, f"updates in order, {self.reduction}", flops=self.updates.elements,
-            bytes_moved=bytes_moved(self.kernel),
+            bytes_moved=self.indices.bytes + 2 * self.updates.bytes,
         )  # fmt: skip
 
     def _copy(self) -> None:
@@ -104,7 +105,11 @@ class _Scatter:
             places = [n if a in outer else "0" for a, n in enumerate(names)]
             self._index("at", offset(dims, self.indices, places), self.data.shape[self.axis])
             code.line("if (at < lo || at >= hi) continue;")
-            target = [*places[: self.axis], "at", *places[self.axis + 1 :]]
+            begun = [
+                place if begin == 0 else dims.text(begin) if place == "0" else f"({dims.text(begin)} + {place})"
+                for begin, place in zip(self.starts, places, strict=True)
+            ]
+            target = [*begun[: self.axis], "at", *begun[self.axis + 1 :]]
             runs = [(extents[inner], self.out.strides[inner], self.updates.strides[inner])] if along else []
             self._apply(offset(dims, self.out, target), offset(dims, self.updates, places), runs)
 

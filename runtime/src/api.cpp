@@ -118,6 +118,17 @@ const char *step_loc(const aot_model *model, const Variant *variant, uint32_t in
     return model->artifact.text(static_cast<uint32_t>(model->artifact.integer(step->locs.first + loc)));
 }
 
+// The constant that an input of state holds before the first run; null where the model does not know.
+const ConstantEntry *initial_state(const aot_model *model, uint32_t input) {
+    const ProgramEntry &entry = *model->variants.back().entry;
+    for (uint32_t i = 0; i < entry.initial.count; i += 2) {
+        if (model->artifact.integer(entry.initial.first + i) != input) continue;
+        return &model->artifact.constants[entry.constants.first +
+                                          static_cast<size_t>(model->artifact.integer(entry.initial.first + i + 1))];
+    }
+    return nullptr;
+}
+
 int32_t load(const ByteSource &source, const aot_load_options *options, aot_model **out_model) {
     *out_model = new aot_model(source, read_options(options));
     return AOT_OK;
@@ -226,6 +237,37 @@ int32_t aot_model_symbol(const aot_model *model, uint32_t index, aot_symbol_info
     aot_symbol_info info{sizeof info, model->artifact.text(symbol.name), symbol.lo,
                          symbol.flags & symbol_flag::HAS_HI ? symbol.hi : -1, symbol.divisor};
     write_info(out_info, info);
+    return AOT_OK;
+}
+
+uint32_t aot_model_state_count(const aot_model *model) { return model->variants.back().entry->state.count / 2; }
+
+int32_t aot_model_state(const aot_model *model, uint32_t index, aot_state_info *out_info) {
+    if (!out_info || index >= aot_model_state_count(model)) return AOT_ERROR_ARGUMENT;
+    const Run state = model->variants.back().entry->state;
+    aot_state_info info{sizeof info, static_cast<uint32_t>(model->artifact.integer(state.first + 2 * index)),
+                        static_cast<uint32_t>(model->artifact.integer(state.first + 2 * index + 1)), 0};
+    info.has_initial = initial_state(model, info.input) != nullptr;
+    write_info(out_info, info);
+    return AOT_OK;
+}
+
+int32_t aot_model_initial_state(const aot_model *model, uint32_t index, void *data, size_t bytes) {
+    if (index >= aot_model_state_count(model)) return AOT_ERROR_ARGUMENT;
+    const Variant &unit = model->variants.back();
+    const uint32_t input = static_cast<uint32_t>(model->artifact.integer(unit.entry->state.first + 2 * index));
+    const ConstantEntry *held = initial_state(model, input);
+    if (!held) return AOT_ERROR_ARGUMENT;
+    const PortEntry &port = model->input(input);
+    size_t item = item_bytes(*find_dtype(port.dtype)), size = item;
+    for (uint32_t axis = 0; axis < port.shape.count; ++axis) {
+        const DimEntry &dim = model->artifact.dims[static_cast<size_t>(model->artifact.integer(port.shape.first + axis))];
+        size *= static_cast<size_t>(model->artifact.dim_code[dim.code.first].value);
+    }
+    if (bytes != size || (!data && size)) return AOT_ERROR_ARGUMENT;
+    const uint32_t number = static_cast<uint32_t>(held - &model->artifact.constants[unit.entry->constants.first]);
+    const uint8_t *from = model->weights.constant(unit.program, number);
+    for (size_t at = 0; at < size; at += held->bytes) memcpy(static_cast<uint8_t *>(data) + at, from, held->bytes);
     return AOT_OK;
 }
 

@@ -7,7 +7,7 @@ namespace aot::format {
 
 inline constexpr uint8_t kMagic[8] = {0x41, 0x4f, 0x54, 0x43, 0x0d, 0x0a, 0x1a, 0x0a};
 inline constexpr uint32_t kMajor = 1;
-inline constexpr uint32_t kMinor = 1;
+inline constexpr uint32_t kMinor = 2;
 inline constexpr uint32_t kConstantAlignBytes = 64;
 inline constexpr uint32_t kTreeChunkBytes = 65536;
 inline constexpr uint32_t kMaxRank = 64;
@@ -190,7 +190,7 @@ inline uint32_t entry_bytes(uint32_t kind) {
     case 12: return 24;
     case 13: return 8;
     case 14: return 48;
-    case 15: return 176;
+    case 15: return 184;
     case 21: return 80;
     default: return 0;
     }
@@ -506,8 +506,9 @@ struct ProgramEntry {
     Run environment;  // of a block: which symbols of its flow's program are its own
     uint32_t unbacked;  // how many symbols, at the end, no input binds
     uint32_t is_block;  // 1: only a flow runs it
+    Run initial;  // input, constant, …: what state holds at first; one element means all of them
 };
-static_assert(sizeof(ProgramEntry) == 176, "layout");
+static_assert(sizeof(ProgramEntry) == 184, "layout");
 template <class V> void visit(const ProgramEntry &r, V &v) {
     v.string("target", r.target);
     v.string("variant", r.variant);
@@ -531,6 +532,7 @@ template <class V> void visit(const ProgramEntry &r, V &v) {
     v.integers("results", r.results);
     v.integers("blocks", r.blocks);
     v.integers("environment", r.environment);
+    v.integers("initial", r.initial);
 }
 inline constexpr uint32_t section_of(const ProgramEntry *) {
     return section::PROGRAMS;

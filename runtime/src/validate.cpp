@@ -173,6 +173,32 @@ private:
             const int64_t value = a_.integer(p_.state.first + i);
             if (value < 0 || value >= limit) fail(section::PROGRAMS, 0, "state names no input or output");
         }
+        if (p_.initial.count % 2) fail(section::PROGRAMS, 0, "initial values are not pairs");
+        for (uint32_t i = 0; i < p_.initial.count; i += 2) {
+            const int64_t input = a_.integer(p_.initial.first + i), constant = a_.integer(p_.initial.first + i + 1);
+            if (input < 0 || input >= p_.inputs.count || constant < 0 || constant >= p_.constants.count) {
+                fail(section::PROGRAMS, 0, "an initial value names no input or constant");
+            }
+            const PortEntry &port = a_.ports[p_.inputs.first + static_cast<uint32_t>(input)];
+            const ConstantEntry &held = a_.constants[p_.constants.first + static_cast<uint32_t>(constant)];
+            const DType *dtype = find_dtype(port.dtype);
+            const int64_t bytes = port_bytes(port, *dtype);
+            const bool fits = held.dtype == port.dtype && bytes >= 0 && dtype->bits >= 8 &&
+                              (held.bytes == dtype->bits / 8u || held.bytes == static_cast<uint64_t>(bytes));
+            if (!fits) fail(section::PROGRAMS, 0, "an initial value does not fit its input");
+        }
+    }
+
+    // Of a tensor whose extents are fixed; else -1.
+    int64_t port_bytes(const PortEntry &port, const DType &dtype) const {
+        int64_t total = item_bytes(dtype);
+        for (uint32_t axis = 0; axis < port.shape.count; ++axis) {
+            const Run code = a_.dims[static_cast<size_t>(a_.integer(port.shape.first + axis))].code;
+            const DimCode &first = a_.dim_code[code.first];
+            if (code.count != 1 || first.op != dim_op::CONSTANT || first.value < 0) return -1;
+            if (!checked_mul(total, first.value, &total)) return -1;
+        }
+        return total;
     }
 
     bool fits_shape(Run shape, uint32_t dtype, uint64_t bytes) const {

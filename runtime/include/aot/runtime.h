@@ -231,6 +231,25 @@ AOT_API uint32_t aot_model_symbol_count(const aot_model *model);
 /* Describes an extent that varies. */
 AOT_API int32_t aot_model_symbol(const aot_model *model, uint32_t index, aot_symbol_info *out_info);
 
+/* State: an input that `output` replaces, such as a cache. A run may be given one piece of memory for both, and then
+ * updates it in place, only where it changes; with two pieces it fills the second. The caller keeps that memory. */
+typedef struct aot_state_info {
+    size_t struct_size;
+    uint32_t input;
+    uint32_t output;
+    int32_t has_initial; /* 1: the model knows what the input holds before the first run */
+} aot_state_info;
+
+/* Pairs of state. */
+AOT_API uint32_t aot_model_state_count(const aot_model *model);
+
+/* Describes a pair. */
+AOT_API int32_t aot_model_state(const aot_model *model, uint32_t index, aot_state_info *out_info);
+
+/* Writes what the input of a pair holds before the first run. AOT_ERROR_ARGUMENT where the model does not know, or
+ * `bytes` is not the size of that input. */
+AOT_API int32_t aot_model_initial_state(const aot_model *model, uint32_t index, void *data, size_t bytes);
+
 /* Steps of the selected program that runs when no variant fits (the last). */
 AOT_API uint32_t aot_model_step_count(const aot_model *model);
 

@@ -147,6 +147,13 @@ struct Symbol {
     int64_t divisor;
 };
 
+// As aot_state_info.
+struct State {
+    uint32_t input;
+    uint32_t output;
+    bool has_initial;
+};
+
 // As aot_load_options. `weights` are borrowed for the call.
 struct LoadOptions {
     std::string target;  // empty: the first that this CPU supports
@@ -195,6 +202,21 @@ public:
             if (info.selected) return info.target;
         }
         return {};
+    }
+    // Inputs that a run replaces. One piece of memory given for both sides of a pair is updated in place.
+    std::vector<State> state() const {
+        std::vector<State> found;
+        for (uint32_t i = 0; i < aot_model_state_count(handle()); ++i) {
+            aot_state_info info = detail::sized<aot_state_info>();
+            aot_model_state(handle(), i, &info);
+            found.push_back({info.input, info.output, info.has_initial != 0});
+        }
+        return found;
+    }
+    // Writes what the input of pair `index` holds before the first run; false where the model does not know, or
+    // `bytes` is not the size of that input.
+    bool initial_state(uint32_t index, void *data, size_t bytes) const {
+        return aot_model_initial_state(handle(), index, data, bytes) == AOT_OK;
     }
     // What the build recorded, as JSON.
     std::string meta() const {
