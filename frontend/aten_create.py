@@ -250,6 +250,29 @@ def _exponential(c: Context) -> Result:
     return c.cast(c.op_("mul", draw, c.scalar(-1.0 / c.number("lambd", 1.0), _F64)), c.dtype)
 
 
+@aten_op("cauchy")
+def _cauchy(c: Context) -> Result:
+    """The tangent of an angle, by which it is a quotient of two normal numbers."""
+    turns = uniform(c, c.tensor("self").type.shape, _F64, -0.5, 0.5)
+    angle = c.op_("mul", turns, c.scalar(math.pi, _F64))
+    draw = c.op_("mul", c.op_("tan", angle), c.scalar(c.number("sigma", 1.0), _F64))
+    return c.cast(c.op_("add", draw, c.scalar(c.number("median", 0.0), _F64)), c.dtype)
+
+
+@aten_op("log_normal")
+def _log_normal(c: Context) -> Result:
+    draw = gauss(c, c.tensor("self").type.shape, _F64, c.number("mean", 1.0), c.number("std", 2.0))
+    return c.cast(c.op_("exp", draw), c.dtype)
+
+
+@aten_op("geometric")
+def _geometric(c: Context) -> Result:
+    """How many trials the first success takes."""
+    draw = c.op_("log1p", c.op_("neg", uniform(c, c.tensor("self").type.shape, _F64)))
+    trials = c.op_("mul", draw, c.scalar(1.0 / math.log1p(-c.number("p")), _F64))
+    return convert(c, c.op_("max", c.op_("ceil", trials), c.scalar(1.0, _F64)), c.dtype)
+
+
 @aten_op("multinomial")
 def _multinomial(c: Context) -> Result:
     """With replacement by running sums; without, the largest of log(weight) plus Gumbel noise (Kool, 2019)."""

@@ -138,7 +138,8 @@ def _instance_norm(c: Context) -> Result:
         _channels(c, c.optional("weight"), 1.0, x, dtype),
         _channels(c, c.optional("bias"), 0.0, x, dtype),
     )
-    return c.cast(c.op_("instance_norm", c.cast(x, dtype), *parts, epsilon=c.number("eps")), c.dtype)
+    made = c.op_("instance_norm", *(c.cast(part, wide_dtype(dtype)) for part in (x, *parts)), epsilon=c.number("eps"))
+    return c.cast(made, c.dtype)
 
 
 def _fixed(c: Context, x: Value, mean: Value, variance: Value) -> Value:

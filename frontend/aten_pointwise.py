@@ -11,6 +11,7 @@ from aot.frontend.aten_types import common_dtype, computing, convert, extreme, f
 from aot.frontend.torch_registry import Context, Result, aten_op
 from aot.ir import Value
 from aot.ops.helpers import wide_dtype
+from aot.ops.opdef import broadcast_shapes
 
 # Arithmetic
 
@@ -103,6 +104,31 @@ for _name, _op in (("atan2", "atan2"), ("hypot", "hypot"), ("copysign", "copysig
     @aten_op(_name)
     def _two(c: Context, op: str = _op) -> Result:
         return c.op_(op, *pair(c, c.dtype))
+
+
+def _expanded(c: Context, left: Value, right: Value) -> tuple[Value, Value]:
+    shape = broadcast_shapes(left.type.shape, right.type.shape)
+    return c.expand(left, shape), c.expand(right, shape)
+
+
+@aten_op("igamma", "igammac", "special_gammainc", "special_gammaincc")
+def _incomplete_gamma(c: Context) -> Result:
+    upper = c.op.partition(".")[0] in ("igammac", "special_gammaincc")
+
+    def compute(a: Value, x: Value) -> Value:
+        return c.op_("gamma_incomplete", *_expanded(c, a, x), upper=upper)
+
+    return computing(c, c.dtype, compute, c["self"], c["other"])
+
+
+@aten_op("gcd", "lcm")
+def _gcd(c: Context) -> Result:
+    x, y = _expanded(c, *pair(c, c.dtype))
+    divisor = c.op_("gcd", x, y)
+    if c.op.startswith("gcd"):
+        return divisor
+    product = c.op_("abs", c.op_("mul", c.op_("div", x, divisor), y))  # of 0 and 0, 0 / 0 is 0
+    return product
 
 
 @aten_op("nextafter")

@@ -14,6 +14,7 @@ from aot.frontend import data_sizes, shaping
 from aot.frontend.aten_views import concat
 from aot.frontend.torch_registry import Context, Result, aten_op
 from aot.ir import Array, Value
+from aot.ops.helpers import wide_dtype
 from aot.ops.resize import smooth_matrix
 from aot.ops.window import sliding_extent
 
@@ -375,11 +376,13 @@ _PADDINGS = ("zeros", "border", "reflection")
 
 @aten_op("grid_sampler_2d", "grid_sampler_3d", "grid_sampler", "cudnn_grid_sampler")
 def _grid_sampler(c: Context) -> Result:
-    return c.op_(
-        "grid_sample", c.tensor("input"), c.cast(c.tensor("grid"), c.dtype),
-        mode=_MODES[c.integer("interpolation_mode")],
+    """Of half types in f32: the places between pixels are not rounded."""
+    parts = [c.cast(c.tensor(name), wide_dtype(c.dtype)) for name in ("input", "grid")]
+    made = c.op_(
+        "grid_sample", *parts, mode=_MODES[c.integer("interpolation_mode")],
         padding=_PADDINGS[c.integer("padding_mode")], align=c.flag("align_corners"),
     )  # fmt: skip
+    return c.cast(made, c.dtype)
 
 
 @aten_op("affine_grid_generator")

@@ -129,7 +129,7 @@ def _logit(c: Context) -> Result:
 
 @aten_op("polygamma", "special_polygamma")
 def _polygamma(c: Context) -> Result:
-    """(-1)^(n+1) n! zeta(n + 1, x); order 1 below 1/2 by reflection."""
+    """(-1)^(n+1) n! zeta(n + 1, x); below 1/2 by reflection, with the derivatives of the cotangent."""
     order = c.integer("n")
     if order == 0:
         return c.op_("digamma", c.cast(c.tensor("self"), c.dtype))
@@ -138,18 +138,33 @@ def _polygamma(c: Context) -> Result:
     def number(value: float) -> Value:
         return c.scalar(value, dtypes.F64)
 
-    def from_zeta(at: Value) -> Value:
-        factor = number(float(math.factorial(order)) * (-1.0 if order % 2 == 0 else 1.0))
-        return c.op_("mul", c.op_("zeta", c.expand(number(order + 1.0), at.type.shape), at), factor)
-
-    if order != 1:
-        return c.cast(from_zeta(x), c.dtype)
     left = c.op_("lt", x, number(0.5))
-    right = from_zeta(c.op_("where", left, c.op_("sub", number(1.0), x), x))
+    start = c.op_("where", left, c.op_("sub", number(1.0), x), x)
+    factor = math.factorial(order) * (-1.0 if order % 2 == 0 else 1.0)
+    right = c.op_("zeta", c.expand(number(order + 1.0), start.type.shape), start)
+    right = c.op_("mul", number(factor), right)
     turns = c.op_("sub", x, c.op_("round", x))
-    sine = c.op_("sin", c.op_("mul", turns, number(math.pi)))
-    peak = c.op_("div", number(math.pi * math.pi), c.op_("mul", sine, sine))
-    return c.cast(c.op_("where", left, c.op_("sub", peak, right), right), c.dtype)
+    angle = c.op_("mul", turns, number(math.pi))
+    cotangent = c.op_("div", c.op_("cos", angle), c.op_("sin", angle))
+    curve = number(0.0)
+    for coefficient in _cotangent_derivative(order):
+        curve = c.op_("add", c.op_("mul", curve, cotangent), number(coefficient * -(math.pi ** (order + 1))))
+    reflected = c.op_("add" if order % 2 == 0 else "sub", curve, right)
+    pole = c.op_("and", left, c.op_("eq", turns, number(0.0)))
+    reflected = c.op_("where", pole, number(math.copysign(math.inf, factor)), reflected)
+    return c.cast(c.op_("where", left, reflected, right), c.dtype)
+
+
+def _cotangent_derivative(order: int) -> list[float]:
+    """The derivative of the cotangent as a polynomial of it, the highest power first: c' = -(1 + c^2)."""
+    lowest_first = [0.0, 1.0]
+    for _ in range(order):
+        slope = [power * factor for power, factor in enumerate(lowest_first)][1:]
+        lowest_first = [0.0] * (len(slope) + 2)
+        for power, factor in enumerate(slope):
+            lowest_first[power] -= factor
+            lowest_first[power + 2] -= factor
+    return lowest_first[::-1]
 
 
 @aten_op("special_ndtr")

@@ -13,6 +13,7 @@ from aot.frontend.known import KnownBuilder
 from aot.ir import Value
 
 _ROUNDED = frozenset({"TruncToInt", "FloorToInt", "CeilToInt", "floor", "ceiling"})
+LEAST_NUMBER = -(1 << 62)  # of a number that data gives and that is no size
 _LEAST = 2  # torch assumes this of open sizes; nothing depends on it but tracing
 
 
@@ -66,14 +67,20 @@ class SizeReader:
 
     def read(self, builder: KnownBuilder, source: Value, value: Any) -> Any:
         """A number that data gives: of integers it is a size from here on, and its symbol stands for it."""
-        if type(value).__name__ != "SymInt":
-            return source  # a float or a condition stays a tensor of rank 0
+        if type(value).__name__ != "SymInt":  # a float or a condition stays a tensor
+            return source if source.type.rank == 0 else builder.op("reshape", source, shape=())[0]
         text = str(value.node.expr)
-        contents = builder.read_sizes(source)
+        contents = builder.read_sizes(source, self._least(text))
         if contents is None:
             raise UnsupportedError("a number that is read from data")
         self.symbols[text] = contents.flat[0]
         return contents.flat[0]
+
+    def _least(self, text: str) -> int:
+        """The least value that a number from data may have; torch gives those that are used as sizes a bound."""
+        found = self.ranges.get(text)
+        lo = None if found is None else _bound(found.lower)
+        return LEAST_NUMBER if lo is None else lo
 
     def learn(self, shape: Any, extents: tuple[Dim, ...]) -> None:
         """Takes torch's new symbols in a result's shape, whose sizes data gives, to be the result's extents."""
