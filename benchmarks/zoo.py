@@ -10,13 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +25,7 @@ import models as written
 
 import aot
 from aot.runtime import _library
+from benchmarks.timing import geomean, interleave, milliseconds, prefer_realtime, processor, today
 from tests.zoo.catalogue import Inputs, buildable, make_inputs
 
 HERE = Path(__file__).parent
@@ -86,30 +83,6 @@ def difference(got: Any, want: Any) -> float:
     return float(np.nanmax(np.abs(got64 - want64) / (1e-4 + 1e-3 * np.abs(want64)), initial=0))
 
 
-def interleave(runs: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
-    """Median seconds of each callable, taken in turns."""
-    samples: list[list[float]] = [[] for _ in runs]
-    for run in runs:
-        run()
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(samples[0]) < 5:
-        for run, taken in zip(runs, samples, strict=True):
-            start = time.perf_counter()
-            run()
-            taken.append(time.perf_counter() - start)
-    return [statistics.median(taken) for taken in samples]
-
-
-def prefer_realtime() -> bool:
-    """Asks for real-time scheduling while sampling, so that other work on the machine does not show."""
-    try:
-        for thread in os.listdir("/proc/self/task"):
-            os.sched_setscheduler(int(thread), os.SCHED_FIFO, os.sched_param(10))
-    except (OSError, AttributeError):
-        return False
-    return True
-
-
 def measure(
     name: str, path: Path, inputs: list[tuple[str, Inputs]], seconds: float, folder: Path, rebuild: bool
 ) -> list[Row]:
@@ -144,14 +117,6 @@ def measure(
             f"{name:22} {label:16} {aotc * 1e3:9.3f} {peer * 1e3:9.3f} {rows[-1].ratio:6.2f}  {worst:.3f}", flush=True
         )
     return rows
-
-
-def geomean(values: Sequence[float]) -> float:
-    return float(np.exp(np.mean(np.log(values)))) if values else float("nan")
-
-
-def milliseconds(value: float) -> str:
-    return f"{value:.3f}" if value >= 0.1 else f"{value:.5f}"
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -190,12 +155,7 @@ def main() -> int:
             failed = True
     print(table(rows))
     if arguments.write:
-        cpu = next(
-            (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
-            platform.machine(),
-        )
-        date = datetime.now(UTC).strftime("%Y-%m-%d")
-        facts = {"date": date, "cpu": cpu, "aotc": aot.__version__, "onnxruntime": onnxruntime.__version__,
+        facts = {"date": today(), "cpu": processor(), "aotc": aot.__version__, "onnxruntime": onnxruntime.__version__,
                  "threads": 1, "realtime_scheduling": realtime,
                  "calls": "aot_call" if _library.caller_type() else "ctypes"}  # fmt: skip
         folder = HERE / "results"

@@ -1,0 +1,63 @@
+"""What the benchmarks share: timing in turns, means of ratios, and the facts that go with figures."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def interleave(runs: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
+    """Median seconds of each callable, taken in turns."""
+    samples: list[list[float]] = [[] for _ in runs]
+    for run in runs:
+        run()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(samples[0]) < 5:
+        for run, taken in zip(runs, samples, strict=True):
+            start = time.perf_counter()
+            run()
+            taken.append(time.perf_counter() - start)
+    return [statistics.median(taken) for taken in samples]
+
+
+def prefer_realtime(wanted: bool = True) -> bool:
+    """Asks for real-time scheduling while sampling, so that other work on the machine does not show; or ends it."""
+    policy, priority = (os.SCHED_FIFO, 10) if wanted else (os.SCHED_OTHER, 0)
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def geomean(values: Sequence[float]) -> float:
+    """The geometric mean; NaN of nothing."""
+    return float(np.exp(np.mean(np.log(values)))) if values else float("nan")
+
+
+def milliseconds(value: float) -> str:
+    """Milliseconds for a table."""
+    return f"{value:.3f}" if value >= 0.1 else f"{value:.5f}"
+
+
+def processor() -> str:
+    """This machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n")
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
+
+
+def today() -> str:
+    """The date, in UTC."""
+    return datetime.now(UTC).strftime("%Y-%m-%d")
