@@ -109,10 +109,11 @@ def _addmm(c: Context) -> Result:
         times = "and" if c.dtype.is_bool else "mul"
         rows, columns = c.reshape(a, (a.type.elements, 1)), c.reshape(b, (1, b.type.elements))
         return _sum_with(c, c.op_(times, rows, columns))
-    product = matmul(c, a, b)
-    if name == "addbmm":
-        product = c.op_("reduce_sum", product, axes=(0,), keepdims=False)
-    return _sum_with(c, product)
+    if name == "addbmm":  # the sum over the batch is part of the products
+        batch, rows, depth = a.type.shape
+        a = c.reshape(c.transpose(a, (1, 0, 2)), (rows, batch * depth))
+        b = c.reshape(b, (batch * depth, b.type.shape[2]))
+    return _sum_with(c, matmul(c, a, b))
 
 
 @aten_op("_addmm_activation")

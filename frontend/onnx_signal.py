@@ -1,31 +1,29 @@
-"""Converters of signal ops: transforms are products with tables of sines, spectrograms are convolutions."""
+"""Converters of signal ops: transforms are products with tables of sines (`fourier`), spectrograms convolutions."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from aot import dtypes
 from aot.dims import Dim
+from aot.frontend import fourier
 from aot.frontend.onnx_registry import Context, Result, onnx_op
+from aot.frontend.shaping import padded
 from aot.ir import Array, Value
 
 LARGEST_TRANSFORM = 4096
-"""Samples of a transform: its table has about twice this squared in numbers."""
+"""Samples of a frame of STFT: its table has about twice this squared in numbers."""
 
 
 def _table(length: int, bins: int, inverse: bool) -> tuple[Array, Array]:
-    """cos and sin [length, bins] of the angles -2 pi k n / length, exact at multiples of a quarter turn."""
-    turns = np.outer(np.arange(length), np.arange(bins)) % length
-    angles = turns * ((2.0 if inverse else -2.0) * np.pi / length)
-    scale = 1.0 / length if inverse else 1.0
-    return np.cos(angles) * scale, np.sin(angles) * scale
+    return fourier.table(length, bins, inverse, 1.0 / length if inverse else 1.0)
 
 
 def _length(c: Context, extent: Dim) -> int:
     if not isinstance(extent, int):
         c.unsupported("a transform whose length is only known when running", "Give the size a value with --dim.")
-    if extent > LARGEST_TRANSFORM:
-        c.unsupported(f"a transform of more than {LARGEST_TRANSFORM} samples")
     return extent
 
 
@@ -50,6 +48,12 @@ def _dft(c: Context) -> Result:
     if have > length:
         x = c.slice_axis(x, axis, 0, length)
     bins = length // 2 + 1 if onesided else length
+    if length > fourier.LARGEST_DIRECT:
+        real, imaginary = _parts(c, x, axis, length)
+        found = fourier.transform(
+            c.builder, (real, imaginary), length, inverse=inverse, scale=1.0 / length if inverse else 1.0, bins=bins
+        )
+        return _joined(c, found, axis)
     cos, sin = _table(length, bins, inverse)
     rows = min(have, length)  # zeros beyond add nothing
     # Rows (sample, part), columns (bin, part): (a + ib)(cos + i sin).
@@ -70,6 +74,9 @@ def _real_signal(c: Context, axis: int, parts: int) -> Value:
     bins = length // 2 + 1
     if have > bins:
         x = c.slice_axis(x, axis, 0, bins)
+    if length > fourier.LARGEST_DIRECT:
+        found = fourier.real_inverse(c.builder, _parts(c, x, axis, bins), length, 1.0 / length)
+        return _joined(c, (found,), axis)
     rows = min(have, bins)
     cos, sin = (part.T for part in _table(length, rows, True))
     twice = np.full((rows, 1), 2.0)
@@ -78,6 +85,30 @@ def _real_signal(c: Context, axis: int, parts: int) -> Value:
         twice[-1] = 1.0
     table = np.stack([cos * twice, -sin * twice], axis=1)[..., None]
     return _transformed(c, x, axis, table)
+
+
+def _parts(c: Context, x: Value, axis: int, length: int) -> fourier.Parts:
+    """Real and imaginary parts of `length` samples each, the last axis; zeros follow where there are fewer."""
+    rank = x.type.rank
+    missing = [0] * rank
+    missing[axis] = length - _length(c, x.type.shape[axis])
+    x = padded(c.builder, x, [0] * rank, missing, "constant", None)
+    moved = c.transpose(x, (*(a for a in range(rank) if a != axis), axis))
+    parts = [
+        c.reshape(c.slice_axis(moved, rank - 2, part, 1), (*moved.type.shape[:-2], length))
+        for part in range(_length(c, x.type.shape[-1]))
+    ]
+    return parts[0], parts[1] if len(parts) > 1 else None
+
+
+def _joined(c: Context, parts: Sequence[Value], axis: int) -> Value:
+    """Parts, of which the last axis was `axis`, side by side."""
+    columns = [c.reshape(part, (*part.type.shape, 1)) for part in parts]
+    both = columns[0] if len(columns) == 1 else c.op("concat", *columns, axis=columns[0].type.rank - 1)
+    rank = both.type.rank
+    order = [*range(rank - 2)]
+    order.insert(axis, rank - 2)
+    return c.transpose(both, (*order, rank - 1))
 
 
 def _transformed(c: Context, x: Value, axis: int, table: Array) -> Value:
@@ -111,7 +142,8 @@ def _stft(c: Context) -> Result:
         length = window.size
     else:
         c.fail("neither a window nor a frame length is given")
-    _length(c, length)
+    if length > LARGEST_TRANSFORM:
+        c.unsupported(f"frames of more than {LARGEST_TRANSFORM} samples")
     onesided = c.bool_attribute("onesided", True)
     if onesided and parts == 2:
         c.unsupported("a one-sided transform of complex numbers")

@@ -68,6 +68,31 @@ def test_inverse_of_a_one_sided_transform(length: int | None) -> None:
     np.testing.assert_allclose(result, expected, 1e-4, 1e-5)
 
 
+@pytest.mark.parametrize("length", [600, 300, 131, 1042])
+@pytest.mark.parametrize("have", [600, 450])
+def test_long_transforms(have: int, length: int) -> None:
+    """In stages, cut and padded, one- and two-sided, both ways, against numpy in f64."""
+    for parts in (1, 2):
+        x = normal(2, have, 3, parts)
+        signal = (x[..., 0] + (1j * x[..., 1] if parts == 2 else 0)).astype(np.complex128)
+        for inverse in (0, 1):
+            transform = np.fft.ifft if inverse else np.fft.fft
+            for onesided in (0, 1):
+                operands = [x, np.array(length), np.array(1)]
+                if onesided and parts != 1 + inverse:
+                    continue
+                model, feed = single("DFT", operands, opset=20, constant=[1, 2], onesided=onesided, inverse=inverse)
+                (result,) = evaluate(load(model), feed)
+                if onesided and inverse:
+                    expected = np.fft.irfft(signal, length, axis=1)[..., None]
+                else:
+                    wanted = transform(signal, length, axis=1)
+                    wanted = wanted[:, : length // 2 + 1] if onesided else wanted
+                    expected = np.stack([wanted.real, wanted.imag], -1)
+                assert result.shape == expected.shape
+                np.testing.assert_allclose(result, expected, atol=1e-4 if not inverse else 1e-6)
+
+
 def test_stft_and_mel_weights() -> None:
     x, window = normal(2, 64, 1), np.hanning(16).astype(np.float32)
     check("STFT", [x, np.array(4), window], 17, constant=[1, 2])

@@ -84,6 +84,17 @@ def test_draws_by_weight() -> None:
     assert sorted(without.reshape(-1).tolist()) == [1, 2]
 
 
+def test_skewed_draws() -> None:
+    """By their medians and means; their tails are long."""
+    cauchy, logs, trials = drawn(
+        lambda t: (t.clone().cauchy_(2.0, 0.5), t.clone().log_normal_(1.0, 0.5), t.clone().geometric_(0.25)),
+        torch.zeros(4000),
+    )
+    assert abs(np.median(cauchy) - 2.0) < 0.05 and abs(np.quantile(cauchy, 0.75) - 2.5) < 0.1
+    assert abs(np.log(logs).mean() - 1.0) < 0.05 and abs(np.log(logs).std() - 0.5) < 0.05
+    assert trials.min() == 1 and abs(trials.mean() - 4.0) < 0.3 and (trials == np.round(trials)).all()
+
+
 def test_compiled(tmp_path: Path) -> None:
     def function(t: Any) -> Any:
         return tuple(item for name in MADE for item in (MADE[name](t), t + 1))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from aot.evaluate import evaluate
-from tests.torch.programs import check, check_compiled
+from aot.frontend import load
+from tests.torch.programs import check, check_compiled, exported
 
 torch = pytest.importorskip("torch")
 
@@ -169,6 +172,52 @@ def test_activations(name: str) -> None:
     # Torch's gelu of infinity depends on the machine; its trigamma is inexact left of 0.
     x = FLOATS[:9] if name.startswith("gelu") else FLOATS.abs() if name == "polygamma" else FLOATS
     check(ACTIVATIONS[name], x.clone())
+
+
+def test_incomplete_gamma() -> None:
+    """On a grid that crosses x = a, in f64, and of numbers that have no result."""
+    points = torch.tensor([0.0, 1e-3, 0.5, 1.0, 3.0, 30.0, 80.0, 1000.0, math.inf, -1.0], dtype=torch.float64)
+    a, x = torch.meshgrid(points, points, indexing="ij")
+    functions = (torch.special.gammainc, torch.special.gammaincc)
+    check(lambda a, x: tuple(function(a, x) for function in functions), a.clone(), x.clone())
+    check(lambda a, x: tuple(function(a, x) for function in functions), a[1:6, :1].half(), x[:1, 1:6].half())
+
+
+def test_divisors() -> None:
+    x, y = torch.tensor([0, 0, 12, -18, 7, 2**40, -5])[:, None], torch.tensor([0, 6, -9, 35, 2**35])
+    check(lambda x, y: (torch.gcd(x, y), torch.lcm(x % 1000, y % 1000)), x, y)
+    check(lambda x, y: (torch.gcd(x, y), torch.lcm(x, y)), x[:5].to(torch.int16), y[:4].to(torch.int16))
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4, 7])
+def test_polygamma(order: int) -> None:
+    """Between poles, close to them and far out, against the recurrence from numbers to the right, in f64."""
+    x = torch.tensor([-3.5, -2.999, -2.001, -0.75, -1e-3, 0.25, 1.0, 2.5, 40.0], dtype=torch.float64)
+    (found,) = evaluate(load(exported(lambda x: torch.polygamma(order, x), (x,))), [x.numpy()])
+    steps = x[:, None] + torch.arange(8)
+    sign = -1.0 if order % 2 == 0 else 1.0
+    below = math.factorial(order) * sign * (steps ** -(order + 1)).sum(1)
+    expected = below + torch.polygamma(order, x + 8)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-9)
+    (poles,) = evaluate(load(exported(lambda x: torch.polygamma(order, x), (x,))), [np.arange(-8.0, 1.0)])
+    assert (poles == sign * math.inf).all()
+
+
+def test_numbers_from_data() -> None:
+    """Of any sign, floats and truth values too, and Python's arithmetic on them."""
+
+    def floats(x: Any, number: Any) -> Any:
+        value = number.item()
+        return x * value, x + (value - 1.5) * 2, torch.full((2,), value), -value / 2 < 1.0
+
+    check(floats, torch.randn(3), torch.tensor([-2.5]), others=[(torch.ones(3), torch.tensor([7.25]))])
+
+    def whole(x: Any, number: Any) -> Any:
+        value = number.item()
+        return x * value, x - (value + 1), torch.full((2,), value), value * 3
+
+    check(whole, torch.randn(3), torch.tensor(-4), others=[(torch.ones(3), torch.tensor(9))])
+    check(lambda x: x.item(), torch.tensor([True]), others=[(torch.tensor([False]),)])
 
 
 def test_casts() -> None:

@@ -21,6 +21,7 @@ def x(*shape: int) -> Any:
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "reshape": (lambda t: t.reshape(2, -1, 2), (4, 6)),
+    "resize": (lambda t: (torch.ops.aten.resize(t, (3, 5)), torch.ops.aten.resize(t, (2,))), (4, 6)),
     "view": (lambda t: t.view(-1), (4, 6)),
     "bits as integers": (lambda t: t.view(torch.int32) + 1, (4, 6)),
     "flatten": (lambda t: t.flatten(1, 2), (2, 3, 4)),
