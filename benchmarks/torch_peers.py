@@ -26,7 +26,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.remove(str(Path(__file__).resolve().parent))  # transformers looks for a package "kernels", and would find ours
 
 import aot
 from benchmarks.timing import geomean, interleave, milliseconds, prefer_realtime, processor, today
