@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from aot.backend.base import Backend, Emitted, PackedOperand
+from aot.backend.base import Backend, Built, Emitted, PackedOperand
 from aot.dims import Dim, Symbol, maximum
 from aot.dtypes import BY_NUMBER
 from aot.errors import CompilerError, OptionError
@@ -43,8 +43,10 @@ class Assembled:
     sources: tuple[tuple[str, str], ...]  # (symbol, text)
     plan: Plan
 
-    def with_code(self, code: bytes) -> Program:
-        return replace(self.program, code=code)
+    def with_code(self, built: Built) -> Program:
+        images = built.images
+        kernels = tuple(replace(kernel, image=images.get(kernel.symbol)) for kernel in self.program.kernels)
+        return replace(self.program, code=built.code, kernels=kernels)
 
 
 def assemble(
@@ -107,7 +109,7 @@ def assemble(
         steps.append(
             Step(
                 code_number[symbol], tuple(arguments), unit.dims, unit.scratch_bytes, unit.flops, moved,
-                position + 1 < len(kernels), node.locs,
+                position + 1 < len(kernels), node.locs, unit.grid,
             )
         )  # fmt: skip
     symbols = input_symbols(graph)

@@ -106,7 +106,7 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
             tell("compile", f"{len(sources)} kernels for {hardware.name}")
             with report.stage("compile"):
                 made = _build(backend, tuple(sources.items()), hardware, options)
-            built = [block.with_code(made.code) for block in assembled]
+            built = [block.with_code(made) for block in assembled]
             if chart is None:
                 programs.extend(built)
             else:

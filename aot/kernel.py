@@ -54,11 +54,12 @@ class KernelOperand:
 
     `type` has the final layout. `loads` address it by logical index: the element lies at
     origin_elements + sum(index * stride). `constant`: the contents are known at build time and may
-    be packed.
+    be packed. `is_aligned`: its pointer is a multiple of 16 bytes in every run.
     """
 
     type: TensorType
     constant: bool = False
+    is_aligned: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,8 +102,29 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """A GPU kernel's machine code: where it lies in the program's code, and what its launch needs.
+
+    `threads` and `shared_bytes` are of a block; `scratch_bytes` of device memory too. Bit i of `wide_integers`: integer
+    argument i has 64 bits, else 32. `registers` and `spilled_bytes` of a thread are for people.
+    """
+
+    offset_bytes: int
+    size_bytes: int
+    threads: int
+    shared_bytes: int = 0
+    scratch_bytes: int = 0
+    wide_integers: int = 0
+    registers: int = 0
+    spilled_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class KernelCode:
-    """A compiled function. `symbol` is its name in the program's code blob; `label` is for people."""
+    """A compiled function. `symbol` is its name in the program's code blob; `label` is for people.
+
+    `image` is given where the code is not one library but a GPU's kernels, each for itself.
+    """
 
     symbol: str
     kind: str
@@ -111,6 +132,7 @@ class KernelCode:
     locs: tuple[str, ...]
     schedule: str
     source: str  # C or Triton text, kept in the debug section
+    image: Image | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +147,8 @@ class Argument:
 class Step:
     """One launch. `dims` are the integer arguments; `scratch_bytes` is wanted per thread.
 
-    `barrier`: later steps must wait until every thread has finished this one.
+    `barrier`: later steps must wait until every thread has finished this one. `grid`: blocks of threads on a GPU,
+    along three axes; a launch without blocks is left out.
     """
 
     kernel: int
@@ -136,6 +159,7 @@ class Step:
     bytes_moved: Dim = 0
     barrier: bool = True
     locs: tuple[str, ...] = ()
+    grid: tuple[Dim, ...] = ()
 
 
 class GuardKind(IntEnum):

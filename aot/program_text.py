@@ -109,10 +109,11 @@ def step_lines(program: Program) -> list[str]:
             f"b{a.buffer}" if a.offset_bytes == 0 else f"b{a.buffer}+{a.offset_bytes}" for a in step.arguments
         )
         dims = f" dims=[{', '.join(map(str, step.dims))}]" if step.dims else ""
+        grid = f" grid=[{', '.join(map(str, step.grid))}]" if step.grid else ""
         scratch = f" scratch={step.scratch_bytes}" if step.scratch_bytes != 0 else ""
         barrier = "" if step.barrier else " nobarrier"
         symbol = program.kernels[step.kernel].symbol
-        lines.append(f"launch {number} @{symbol}({arguments}){dims}{scratch}{barrier}{_locs_text(step.locs)}")
+        lines.append(f"launch {number} @{symbol}({arguments}){dims}{grid}{scratch}{barrier}{_locs_text(step.locs)}")
     return lines
 
 

@@ -253,7 +253,7 @@ def _check_kernels(name: str, units: Sequence[_Unit], threads: Sequence[int]) ->
                 emitted = backend.emit(_kernel(name, types, attrs), target)
                 cases.append(_Case(unit, emitted, symbols))
         symbol_of = {case.emitted.source: _symbol(case.emitted.source) for case in cases}
-        code = backend.build([(symbol, source) for source, symbol in symbol_of.items()], target, None)
+        code = backend.build([(symbol, source) for source, symbol in symbol_of.items()], target, None).code
         with tempfile.TemporaryDirectory(prefix="aot-testing-") as folder:
             path = Path(folder) / "kernels.so"
             path.write_bytes(code)

@@ -264,6 +264,15 @@ RECORDS = (
         ("label", "str"),
         ("schedule", "str"),
         ("locs", "strings"),
+        ("image_offset", "u64", "of a GPU kernel's machine code, in the program's code"),
+        ("image_bytes", "u64", "0: the code is one library, which has the symbol"),
+        ("wide_integers", "u64", "bit i: integer argument i has 64 bits, else 32"),
+        ("threads", "u32", "of a block"),
+        ("shared_bytes", "u32", "of a block"),
+        ("block_scratch_bytes", "u32", "of device memory, for each block"),
+        ("registers", "u32", "of a thread, for people"),
+        ("spilled_bytes", "u32", "of a thread, for people"),
+        ("reserved", "u32"),
     ),
     _record("ArgumentEntry", Section.ARGUMENTS, ("buffer", "u32"), ("offset_bytes", "dim")),
     _record(
@@ -278,6 +287,7 @@ RECORDS = (
         ("bytes_moved", "dim"),
         ("reserved", "u32"),
         ("locs", "strings"),
+        ("grid", "dims", "blocks of threads along three axes; empty on a CPU"),
     ),
     _record(
         "ProgramEntry",

@@ -7,7 +7,7 @@ section and the file offset; only a file whose header digest holds can be *of an
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -39,6 +39,7 @@ from aot.program import (
     FlowStep,
     Guard,
     GuardKind,
+    Image,
     KernelCode,
     Port,
     Program,
@@ -492,6 +493,7 @@ class _ProgramReader:
                 tuple(map(text, self.reader.values(r["locs"]))),
                 text(r["schedule"]),
                 str(texts.get(text(r["symbol"]), "")),
+                _image(r),
             )
             for r in self.reader.run(Section.KERNELS, self.row["kernels"])
         )
@@ -514,9 +516,19 @@ class _ProgramReader:
                     self.dim(r["bytes_moved"]),
                     bool(r["flags"] & StepFlag.BARRIER),
                     tuple(map(self.reader.text, self.reader.values(r["locs"]))),
+                    self.dim_list(r["grid"]),
                 )
             )
         return tuple(found)
+
+
+def _image(row: Mapping[str, Any]) -> Image | None:
+    if not row["image_bytes"]:
+        return None
+    return Image(
+        row["image_offset"], row["image_bytes"], row["threads"], row["shared_bytes"], row["block_scratch_bytes"],
+        row["wide_integers"], row["registers"], row["spilled_bytes"],
+    )  # fmt: skip
 
 
 def _bytes_of(shape: Sequence[int], dtype: DType) -> int:

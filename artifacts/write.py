@@ -16,7 +16,7 @@ from aot.artifacts.layout import ConstantFlag, FlowFlag, Section, SectionFlag, S
 from aot.dims import Dim, Symbol
 from aot.errors import CompilerError, OptionError
 from aot.ir import Array
-from aot.program import Constant, FlowStep, Port, Program, RecipeOp, RecipeStep
+from aot.program import Constant, FlowStep, Image, KernelCode, Port, Program, RecipeOp, RecipeStep
 
 Weights = Literal["embedded", "external", "none"]
 _MODES = {"embedded": WeightsMode.EMBEDDED, "external": WeightsMode.EXTERNAL, "none": WeightsMode.NONE}
@@ -166,13 +166,14 @@ class _Tables:
                 for b in program.buffers
             ],
         )
-        kernels = self.add(Section.KERNELS, [(k.symbol, k.kind, k.label, k.schedule, k.locs) for k in program.kernels])
+        kernels = self.add(Section.KERNELS, map(_kernel_row, program.kernels))
         steps = []
         for step in program.steps:
             arguments = self.add(Section.ARGUMENTS, [(a.buffer, self.dim(a.offset_bytes)) for a in step.arguments])
             flags = StepFlag.BARRIER if step.barrier else 0
             counts = (self.dim(step.scratch_bytes), self.dim(step.flops), self.dim(step.bytes_moved))
-            steps.append((step.kernel, flags, arguments, self.dim_list(step.dims), *counts, 0, step.locs))
+            grid = self.dim_list(step.grid)
+            steps.append((step.kernel, flags, arguments, self.dim_list(step.dims), *counts, 0, step.locs, grid))
         flow = program.flow
         called = tuple(self.block_numbers[id(block)] for block in _called(program)[0])
         self.add(
@@ -354,6 +355,13 @@ class _Pool:
 
     def data(self) -> bytes:
         return struct.pack(f"<{len(self.values)}q", *self.values)
+
+
+def _kernel_row(kernel: KernelCode) -> tuple[Any, ...]:
+    image = kernel.image or Image(0, 0, 0)
+    place = (image.offset_bytes, image.size_bytes, image.wide_integers, image.threads, image.shared_bytes)
+    people = (image.scratch_bytes, image.registers, image.spilled_bytes, 0)
+    return (kernel.symbol, kernel.kind, kernel.label, kernel.schedule, kernel.locs, *place, *people)
 
 
 def _recipe_row(step: RecipeStep) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from aot.dims import Dim
 from aot.kernel import Kernel, Kind
-from aot.program import RecipeStep
+from aot.program import Image, RecipeStep
 from aot.target import Target
 
 
@@ -28,7 +28,7 @@ class Emitted:
 
     `source` defines one function whose name is the word KERNEL; equal sources are compiled once.
     `dims` are the integer arguments, in order. `packed`: constant operands (by number) that are read
-    in another form than row-major. `scratch_bytes` is per thread.
+    in another form than row-major. `scratch_bytes` is per thread. `grid`: the programs of a launch on a GPU.
     """
 
     source: str
@@ -38,6 +38,15 @@ class Emitted:
     packed: Mapping[int, PackedOperand] = field(default_factory=dict)
     flops: Dim = 0
     bytes_moved: Dim = 0
+    grid: tuple[Dim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A code blob. `images` by symbol, where the blob is no library that has its own table."""
+
+    code: bytes
+    images: Mapping[str, Image] = field(default_factory=dict)
 
 
 class Backend(Protocol):
@@ -67,7 +76,7 @@ class Backend(Protocol):
         *,
         jobs: int = 0,
         compiler: str | None = None,
-    ) -> bytes:
+    ) -> Built:
         """Compiles (symbol, source) pairs into one code blob. The same input gives the same bytes.
 
         `jobs` compilers run at a time, 0 for one per CPU; `compiler` is the command, None to search.

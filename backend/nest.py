@@ -8,7 +8,7 @@ long. Axis numbers keep their meaning; an axis that is gone has extent 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from aot.backend.affine import Affine, affine_of, flat_offset, lane_limits, step_bounds
 from aot.dims import Dim, Symbol, product, terms_of
@@ -266,6 +266,16 @@ def outside_reduces(expr: Expr) -> list[Expr]:
     return list(order)
 
 
+def reduces_of(values: Iterable[Expr]) -> list[Expr]:
+    """Every distinct reduction in expressions, inner ones first."""
+    found: dict[Expr, None] = {}
+    for value in values:
+        for node in walk(value):
+            if node.op == "reduce":
+                found.setdefault(node)
+    return list(found)
+
+
 def loads_of(exprs: Iterable[Expr]) -> list[Expr]:
     """Every distinct load in expressions, without those inside reductions of them."""
     found: dict[Expr, None] = {}
@@ -274,6 +284,50 @@ def loads_of(exprs: Iterable[Expr]) -> list[Expr]:
             if node.op == "load":
                 found.setdefault(node)
     return list(found)
+
+
+@dataclass
+class StoreGroup:
+    """Stores over the same axes, the outermost in memory first. `extra` have only the kept ones."""
+
+    axes: tuple[int, ...]
+    stores: list[Store] = field(default_factory=list)
+    extra: list[Store] = field(default_factory=list)
+
+    @property
+    def values(self) -> list[Expr]:
+        return [store.value for store in (*self.stores, *self.extra)]
+
+
+def rows_of(group: StoreGroup) -> list[int]:
+    """The axes on which no reduction depends; none without reductions."""
+    reduces = reduces_of(group.values)
+    depends = frozenset(a for node in reduces for a in free_axes(node))
+    return [a for a in group.axes if a not in depends] if reduces else []
+
+
+def store_groups(kernel: Kernel, memory_order: Sequence[int]) -> list[StoreGroup]:
+    """The stores of a flat kernel by their axes, fewer axes first; what is stored once per row goes with the row.
+
+    `memory_order`: the axes of the primary output, the outermost in memory first.
+    """
+    order = [a for a in memory_order if a < kernel.domain]
+    order += [a for a in range(kernel.domain) if a not in order]
+    groups: dict[tuple[int, ...], StoreGroup] = {}
+    for store in kernel.stores:
+        wanted = frozenset(store.axes) if store.axes else frozenset(order)
+        if not store.axes and reduces_of([store.value]):  # one number per row is there even for an empty row
+            wanted = frozenset().union(*map(free_axes, (store.value, *store.indices)))
+        axes = tuple(a for a in order if a in wanted and kernel.axes[a].extent != 1)
+        groups.setdefault(axes, StoreGroup(axes)).stores.append(store)
+    largest = max(groups.values(), key=lambda group: len(group.axes))
+    for stores in (largest.stores, kernel.stores):
+        rows = rows_of(StoreGroup(largest.axes, list(stores)))
+        kept = tuple(a for a in largest.axes if a not in rows)
+        if kept != largest.axes and kept in groups:
+            largest.extra = groups.pop(kept).stores
+            break
+    return sorted(groups.values(), key=lambda group: len(group.axes))
 
 
 def assumed_extent(kernel: Kernel, number: int) -> int:

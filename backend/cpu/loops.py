@@ -14,7 +14,7 @@ Invariant: the order of every reduction follows from shapes alone, never from th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -26,6 +26,7 @@ from aot.backend.cpu.frame import bytes_moved, kernel_body, zero_halos
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.render import Renderer, Scope
 from aot.backend.nest import (
+    StoreGroup,
     Turn,
     assumed_extent,
     axes_of_reduce,
@@ -36,6 +37,9 @@ from aot.backend.nest import (
     lane_cost,
     loads_of,
     outside_reduces,
+    reduces_of,
+    rows_of,
+    store_groups,
     unify_rows,
     work_of,
 )
@@ -80,19 +84,6 @@ class _Place:
     row: str = ""
 
 
-@dataclass
-class _Group:
-    """Stores over the same axes, the outermost in memory first. `extra` have only the kept ones."""
-
-    axes: tuple[int, ...]
-    stores: list[Store] = field(default_factory=list)
-    extra: list[Store] = field(default_factory=list)
-
-    @property
-    def values(self) -> list[Expr]:
-        return [store.value for store in (*self.stores, *self.extra)]
-
-
 class _Emitter:
     def __init__(self, kernel: Kernel, isa: Isa) -> None:
         self.source = kernel
@@ -102,7 +93,7 @@ class _Emitter:
         self.code = Code()
         self.notes: list[str] = []
         self.scratch: Dim = 0
-        self.group = _Group(())
+        self.group = StoreGroup(())
         self.rows: list[int] = []
         self.buffers: dict[Expr, str] = {}
         self.stored: set[Expr] = set()
@@ -112,7 +103,7 @@ class _Emitter:
             if any(any(map(any, output.type.halo)) for output in self.source.outputs):
                 with self.code.block():
                     zero_halos(Renderer(self.source, self.dims, self.isa, self.code))
-            for group in self._groups():
+            for group in store_groups(self.kernel, self.source.outputs[0].type.order):
                 self._emit_group(group)
         return Emitted(
             self.code.text(),
@@ -123,42 +114,16 @@ class _Emitter:
             bytes_moved=bytes_moved(self.source),
         )
 
-    def _groups(self) -> list[_Group]:
-        """Stores by their axes; what is stored once per row goes with the row. Fewer axes come first."""
-        order = [a for a in self.source.outputs[0].type.order if a < self.kernel.domain]
-        order += [a for a in range(self.kernel.domain) if a not in order]
-        groups: dict[tuple[int, ...], _Group] = {}
-        for store in self.kernel.stores:
-            wanted = frozenset(store.axes) if store.axes else frozenset(order)
-            if not store.axes and reduces_of([store.value]):  # one number per row is there even for an empty row
-                wanted = frozenset().union(*map(free_axes, (store.value, *store.indices)))
-            axes = tuple(a for a in order if a in wanted and self.kernel.axes[a].extent != 1)
-            groups.setdefault(axes, _Group(axes)).stores.append(store)
-        largest = max(groups.values(), key=lambda group: len(group.axes))
-        for stores in (largest.stores, self.kernel.stores):
-            rows = self._rows_of(_Group(largest.axes, list(stores)))
-            kept = tuple(a for a in largest.axes if a not in rows)
-            if kept != largest.axes and kept in groups:
-                largest.extra = groups.pop(kept).stores
-                break
-        return sorted(groups.values(), key=lambda group: len(group.axes))
-
-    def _rows_of(self, group: _Group) -> list[int]:
-        """The axes on which no reduction depends; none without reductions."""
-        reduces = reduces_of(group.values)
-        depends = frozenset(a for node in reduces for a in free_axes(node))
-        return [a for a in group.axes if a not in depends] if reduces else []
-
     def _extent(self, number: int) -> str:
         return self.dims.text(self.kernel.axes[number].extent)
 
     # One group: the loops over units.
 
-    def _emit_group(self, group: _Group) -> None:
-        self.rows = self._rows_of(group)
+    def _emit_group(self, group: StoreGroup) -> None:
+        self.rows = rows_of(group)
         unified = unify_rows(replace(self.kernel, stores=(*group.stores, *group.extra)), self.rows)
         here = len(group.stores)
-        self.group = _Group(group.axes, list(unified.stores[:here]), list(unified.stores[here:]))
+        self.group = StoreGroup(group.axes, list(unified.stores[:here]), list(unified.stores[here:]))
         kept = [a for a in group.axes if a not in self.rows]
         vector = self._choose(kept)
         with self.code.block():
@@ -623,13 +588,3 @@ def _of_one(node: Expr) -> Expr:
 def _held_name(node: Expr) -> str:
     """The C type of a kept value: its register type, lane masks as i32."""
     return (I32 if node.dtype.is_bool else register_dtype(node.dtype)).name
-
-
-def reduces_of(values: Iterable[Expr]) -> list[Expr]:
-    """Every distinct reduction in expressions, inner ones first."""
-    found: dict[Expr, None] = {}
-    for value in values:
-        for node in walk(value):
-            if node.op == "reduce":
-                found.setdefault(node)
-    return list(found)

@@ -187,9 +187,9 @@ inline uint32_t entry_bytes(uint32_t kind) {
     case 9: return 40;
     case 10: return 48;
     case 11: return 40;
-    case 12: return 24;
+    case 12: return 72;
     case 13: return 8;
-    case 14: return 48;
+    case 14: return 56;
     case 15: return 184;
     case 21: return 80;
     default: return 0;
@@ -428,14 +428,24 @@ struct KernelEntry {
     uint32_t label;
     uint32_t schedule;
     Run locs;
+    uint64_t image_offset;  // of a GPU kernel's machine code, in the program's code
+    uint64_t image_bytes;  // 0: the code is one library, which has the symbol
+    uint64_t wide_integers;  // bit i: integer argument i has 64 bits, else 32
+    uint32_t threads;  // of a block
+    uint32_t shared_bytes;  // of a block
+    uint32_t block_scratch_bytes;  // of device memory, for each block
+    uint32_t registers;  // of a thread, for people
+    uint32_t spilled_bytes;  // of a thread, for people
+    uint32_t reserved;
 };
-static_assert(sizeof(KernelEntry) == 24, "layout");
+static_assert(sizeof(KernelEntry) == 72, "layout");
 template <class V> void visit(const KernelEntry &r, V &v) {
     v.string("symbol", r.symbol);
     v.string("kind", r.kind);
     v.string("label", r.label);
     v.string("schedule", r.schedule);
     v.strings("locs", r.locs);
+    v.zero("reserved", r.reserved);
 }
 inline constexpr uint32_t section_of(const KernelEntry *) {
     return section::KERNELS;
@@ -463,8 +473,9 @@ struct StepEntry {
     uint32_t bytes_moved;
     uint32_t reserved;
     Run locs;
+    Run grid;  // blocks of threads along three axes; empty on a CPU
 };
-static_assert(sizeof(StepEntry) == 48, "layout");
+static_assert(sizeof(StepEntry) == 56, "layout");
 template <class V> void visit(const StepEntry &r, V &v) {
     v.run("arguments", r.arguments, section::ARGUMENTS);
     v.dims("dims", r.dims);
@@ -473,6 +484,7 @@ template <class V> void visit(const StepEntry &r, V &v) {
     v.dim("bytes_moved", r.bytes_moved);
     v.zero("reserved", r.reserved);
     v.strings("locs", r.locs);
+    v.dims("grid", r.grid);
 }
 inline constexpr uint32_t section_of(const StepEntry *) {
     return section::STEPS;

@@ -97,6 +97,7 @@ public:
         sources();
         constants();
         buffers();
+        kernels();
         steps();
         flow();
         dim(section::PROGRAMS, 0, p_.peak_bytes);
@@ -262,6 +263,20 @@ private:
         }
     }
 
+    // A GPU's kernels lie in the program's code, each for itself; a library's have no place of their own.
+    void kernels() const {
+        for (uint32_t i = 0; i < p_.kernels.count; ++i) {
+            const size_t record = p_.kernels.first + i;
+            const KernelEntry &kernel = a_.kernels[record];
+            if (kernel.image_offset > p_.code_bytes || kernel.image_bytes > p_.code_bytes - kernel.image_offset) {
+                fail(section::KERNELS, record, "its machine code is outside the program's code");
+            }
+            if (kernel.image_bytes ? kernel.threads == 0 || kernel.threads > 1024 || kernel.threads % 32 : kernel.threads) {
+                fail(section::KERNELS, record, "bad number of threads");
+            }
+        }
+    }
+
     void steps() const {
         for (uint32_t i = 0; i < p_.steps.count; ++i) {
             const size_t record = p_.steps.first + i;
@@ -275,6 +290,9 @@ private:
                 dim(section::ARGUMENTS, step.arguments.first + j, argument.offset_bytes);
             }
             dim_run(section::STEPS, record, step.dims);
+            dim_run(section::STEPS, record, step.grid);
+            const KernelEntry &kernel = a_.kernels[p_.kernels.first + step.kernel];
+            if (step.grid.count != (kernel.image_bytes ? 3 : 0)) fail(section::STEPS, record, "bad grid");
             dim(section::STEPS, record, step.scratch_bytes);
             dim(section::STEPS, record, step.flops);
             dim(section::STEPS, record, step.bytes_moved);

@@ -21,35 +21,35 @@ BACKEND = CpuBackend()
 
 
 def test_same_bytes_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = BACKEND.build(SOURCES, V3.target, None)
+    first = BACKEND.build(SOURCES, V3.target, None).code
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     cache = tmp_path / "cache"
-    assert BACKEND.build(SOURCES, V3.target, cache, jobs=1) == first
-    assert BACKEND.build(SOURCES, V3.target, cache, jobs=3) == first
+    assert BACKEND.build(SOURCES, V3.target, cache, jobs=1).code == first
+    assert BACKEND.build(SOURCES, V3.target, cache, jobs=3).code == first
     assert str(tmp_path).encode() not in first and b"/tmp" not in first
-    assert BACKEND.build(SOURCES, V4.target, None) != first
+    assert BACKEND.build(SOURCES, V4.target, None).code != first
 
 
 def test_cache_is_used_and_may_be_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = BACKEND.build(SOURCES, V3.target, tmp_path)
+    first = BACKEND.build(SOURCES, V3.target, tmp_path).code
     entries = sorted(tmp_path.rglob("*.o"))
     assert len(entries) == len(SOURCES) + 1 and not [p for p in tmp_path.rglob("*") if p.is_file() and p.suffix != ".o"]
     ran: list[str] = []
     monkeypatch.setattr(build, "_run", lambda command, source, what, folder: ran.append(what))
     with pytest.raises(FileNotFoundError):  # only the link is run, and our stand-in made no file
-        BACKEND.build(SOURCES, V3.target, tmp_path)
+        BACKEND.build(SOURCES, V3.target, tmp_path).code
     assert ran == ["linking the kernels"]
     monkeypatch.undo()
     nowhere = tmp_path / "file"
     nowhere.write_text("not a folder")
-    assert BACKEND.build(SOURCES, V3.target, nowhere) == first
+    assert BACKEND.build(SOURCES, V3.target, nowhere).code == first
 
 
 def test_exports_only_the_symbols_and_needs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "kernels.so"
-    path.write_bytes(BACKEND.build(SOURCES, V3.target, None))
+    path.write_bytes(BACKEND.build(SOURCES, V3.target, None).code)
     library = ctypes.CDLL(str(path))
     assert all(hasattr(library, symbol) for symbol, _ in SOURCES)
     assert not hasattr(ctypes.CDLL(str(path)), "exp_f32")
@@ -71,7 +71,7 @@ def test_loading_leaves_the_floating_point_mode(tmp_path: Path) -> None:
     import numpy as np
 
     path = tmp_path / "kernels.so"
-    path.write_bytes(BACKEND.build(SOURCES, V3.target, None))
+    path.write_bytes(BACKEND.build(SOURCES, V3.target, None).code)
     ctypes.CDLL(str(path))
     assert np.float32(1e-40) * np.float32(0.5) != 0  # no flush to zero
 
@@ -84,7 +84,7 @@ def test_compiler_error_names_the_kernel() -> None:
 
 def test_compiler_that_does_not_run() -> None:
     with pytest.raises(TargetError, match="no-such-compiler"):
-        BACKEND.build(SOURCES, V3.target, None, compiler="no-such-compiler")
+        BACKEND.build(SOURCES, V3.target, None, compiler="no-such-compiler").code
 
 
 def test_no_compiler_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_many_kernels_link(tmp_path: Path) -> None:
     source = "void KERNEL(const aot_kernel_args *args) {{ *(i32 *)args->buffers[0] = {}; }}\n"
     sources = [(f"k_{n}", source.format(n)) for n in range(40)]
     path = tmp_path / "kernels.so"
-    path.write_bytes(BACKEND.build(sources, V3.target, None))
+    path.write_bytes(BACKEND.build(sources, V3.target, None).code)
     library = ctypes.CDLL(str(path))
     assert all(hasattr(library, f"k_{n}") for n in range(40))
 
@@ -133,5 +133,5 @@ def test_other_compilers(compiler: str, tmp_path: Path) -> None:
     elif shutil.which(compiler) is None:
         pytest.skip(f"no {compiler}")
     os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(tmp_path))
-    first = BACKEND.build(SOURCES, V3.target, None, compiler=command)
-    assert first == BACKEND.build(SOURCES, V3.target, None, compiler=command)
+    first = BACKEND.build(SOURCES, V3.target, None, compiler=command).code
+    assert first == BACKEND.build(SOURCES, V3.target, None, compiler=command).code

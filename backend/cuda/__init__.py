@@ -1,0 +1,49 @@
+"""The CUDA backend: kernels as Triton, compiled to cubins on a machine that needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from aot.backend.base import Built, Emitted
+from aot.backend.cuda import compile as builder
+from aot.backend.cuda.architectures import architecture_of
+from aot.backend.cuda.loops import emit_loops
+from aot.errors import CompilerError
+from aot.kernel import Kernel, Kind
+from aot.target import Target
+
+
+class CudaBackend:
+    """See aot.backend.base.Backend."""
+
+    name = "cuda"
+    default_architectures: tuple[str, ...] = ("sm_90a",)
+    kinds: frozenset[Kind] = frozenset({Kind.MAP, Kind.REDUCE, Kind.ROW, Kind.GATHER, Kind.VIEW, Kind.KERNEL})
+    decomposes: frozenset[str] = frozenset()
+
+    def target(self, architecture: str) -> Target:
+        return architecture_of(architecture).target
+
+    def emit(self, kernel: Kernel, target: Target) -> Emitted:
+        if kernel.root is None:
+            return emit_loops(kernel, target)
+        raise CompilerError(f"the CUDA backend has no emitter for kernels of kind {kernel.kind.value}")
+
+    def build(
+        self,
+        sources: Sequence[tuple[str, str]],
+        target: Target,
+        cache: Path | None,
+        *,
+        jobs: int = 0,
+        compiler: str | None = None,
+    ) -> Built:
+        """Cubins one after the other. `jobs`: processes at a time, 0 for one per CPU; `compiler` is not looked at."""
+        return builder.build(sources, architecture_of(target.architecture), "exact" in target.features, cache, jobs)
+
+    def tools(self, compiler: str | None = None) -> Mapping[str, str]:
+        return {"triton": builder.triton_version()}
+
+
+__all__ = ["CudaBackend"]

@@ -1,0 +1,257 @@
+"""The expression functions as Triton: operators, functions of triton.language, and a few of our own.
+
+Formulas that the language lacks are written with those it has, so that kernels run alike on a GPU and under
+Triton's interpreter. `HELPERS` are the texts of functions that a kernel brings along, by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from aot.backend.cuda.code import memory_type, register_dtype, register_type
+from aot.dtypes import BF16, F16, DType
+from aot.errors import CompilerError
+from aot.expr import Expr
+
+_OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
+_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_BITS = {"and": "&", "or": "|", "xor": "^"}
+_OF_TRUTH = {**_BITS, "add": "|", "mul": "&", "min": "&", "max": "|"}
+_TRUTH_ORDER = {
+    "eq": "(not_({0} ^ {1}))",
+    "ne": "({0} ^ {1})",
+    "lt": "(not_({0}) & {1})",
+    "le": "(not_({0}) | {1})",
+    "gt": "({0} & not_({1}))",
+    "ge": "({0} | not_({1}))",
+}
+_OF_LANGUAGE = {
+    "sqrt": "tl.sqrt", "rsqrt": "tl.rsqrt", "exp": "tl.exp", "log": "tl.log", "sin": "tl.sin", "cos": "tl.cos",
+    "erf": "tl.erf", "floor": "tl.floor", "ceil": "tl.ceil", "abs": "tl.abs",
+}  # fmt: skip
+
+HELPERS: Mapping[str, str] = {
+    "not_": "def not_(x):\n    return x == 0\n",
+    "maximum": "def maximum(a, b):\n    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)\n",
+    "minimum": "def minimum(a, b):\n    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)\n",
+    "multiply": "def multiply(a, b):\n    return a * b\n",
+    "floordiv": (
+        "def floordiv(a, b):\n"
+        "    q = a // b\n"
+        "    r = a - q * b\n"
+        "    return tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1, q)\n"
+    ),
+    "mod": "def mod(a, b):\n    return a - floordiv(a, b) * b\n",
+    "floordiv_float": "def floordiv_float(a, b):\n    return tl.floor(a / b)\n",
+    "mod_float": (
+        "def mod_float(a, b):\n"
+        "    r = fmod_float(a, b)\n"
+        "    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)\n"
+    ),
+    "fmod_float": "def fmod_float(a, b):\n    return a - trunc(a / b) * b\n",
+    "trunc": "def trunc(x):\n    return tl.where(x < 0, tl.ceil(x), tl.floor(x))\n",
+    "round_even": (
+        "def round_even(x):\n"
+        "    low = tl.floor(x)\n"
+        "    part = x - low\n"
+        "    odd = low - 2 * tl.floor(low * 0.5)\n"
+        "    return tl.where((part > 0.5) | ((part == 0.5) & (odd != 0)), low + 1, low)\n"
+    ),
+    "sign": "def sign(x):\n    return tl.where(x > 0, 1, tl.where(x < 0, -1, x)).to(x.dtype)\n",
+    "expm1": (
+        "def expm1(x):\n"
+        "    u = tl.exp(x)\n"
+        "    near = x * (1 + x * (0.5 + x * (0.16666666666666666 + x * (0.041666666666666664 + x * (\n"
+        "        0.008333333333333333 + x * 0.001388888888888889)))))\n"
+        "    return tl.where(tl.abs(x) < 0.25, near, u - 1)\n"
+    ),
+    "log1p": (
+        "def log1p(x):\n"
+        "    u = 1 + x\n"
+        "    d = u - 1\n"
+        "    exact = tl.where(d == 0, x, tl.log(u) * (x / tl.where(d == 0, 1, d)))\n"
+        "    return tl.where((u == float(\"inf\")) | (u == 0), tl.log(u), exact)\n"
+    ),
+    "tanh": (
+        "def tanh(x):\n"
+        "    a = tl.abs(x)\n"
+        "    e = expm1(-2 * a)\n"
+        "    r = -e / (e + 2)\n"
+        "    return tl.where(x < 0, -r, r)\n"
+    ),
+    "sigmoid": "def sigmoid(x):\n    return 1 / (1 + tl.exp(-x))\n",
+    "sinh": (
+        "def sinh(x):\n"
+        "    a = tl.abs(x)\n"
+        "    e = expm1(minimum(a, 40))\n"
+        "    h = tl.exp(a * 0.5)\n"
+        "    r = tl.where(a < 40, 0.5 * (e + e / (e + 1)), 0.5 * h * h)\n"
+        "    return tl.where(x < 0, -r, r)\n"
+    ),
+    "cosh": "def cosh(x):\n    h = tl.exp(tl.abs(x) * 0.5)\n    return 0.5 * h * h + 0.5 / h / h\n",
+    "tan": "def tan(x):\n    return tl.sin(x) / tl.cos(x)\n",
+    "asinh": (
+        "def asinh(x):\n"
+        "    a = tl.abs(x)\n"
+        "    big = tl.log(a) + 0.6931471805599453\n"
+        "    b = minimum(a, 1e9)\n"
+        "    r = tl.where(a > 1e9, big, log1p(b + b * b / (1 + tl.sqrt(b * b + 1))))\n"
+        "    return tl.where(x < 0, -r, r)\n"
+    ),
+    "acosh": (
+        "def acosh(x):\n"
+        "    t = minimum(x, 1e9) - 1\n"
+        "    return tl.where(x > 1e9, tl.log(x) + 0.6931471805599453, log1p(t + tl.sqrt(2 * t + t * t)))\n"
+    ),
+    "atanh": "def atanh(x):\n    return 0.5 * log1p(2 * x / (1 - x))\n",
+    "atan": (
+        # Reduction to [0, tan(pi/8)] and the odd polynomial of Cephes' atanf (Moshier).
+        "def atan(x):\n"
+        "    a = tl.abs(x)\n"
+        "    big = a > 2.414213562373095\n"
+        "    middle = (a > 0.4142135623730951) & (a <= 2.414213562373095)\n"
+        "    t = tl.where(big, -1 / tl.where(a == 0, 1, a), tl.where(middle, (a - 1) / (a + 1), a))\n"
+        "    y = tl.where(big, 1.5707963267948966, tl.where(middle, 0.7853981633974483, 0.0))\n"
+        "    z = t * t\n"
+        "    p = ((8.05374449538e-2 * z - 1.38776856032e-1) * z + 1.99777106478e-1) * z - 3.33329491539e-1\n"
+        "    p = p * z * t + t\n"
+        "    r = y + p\n"
+        "    r = tl.where(a == float(\"inf\"), 1.5707963267948966, r)\n"
+        "    return tl.where(x < 0, -r, r)\n"
+    ),
+    "asin": "def asin(x):\n    return 2 * atan(x / (1 + tl.sqrt((1 - x) * (1 + x))))\n",
+    "acos": "def acos(x):\n    return 1.5707963267948966 - asin(x)\n",
+    "power": (
+        "def power(a, b):\n"
+        "    whole = tl.floor(b) == b\n"
+        "    odd = whole & ((b - 2 * tl.floor(b * 0.5)) != 0)\n"
+        "    m = tl.exp2(b * tl.log2(tl.abs(a)))\n"
+        "    r = tl.where(((a < 0) | ((a == 0) & (1 / a < 0))) & odd, -m, m)\n"
+        "    r = tl.where((a < 0) & (whole == 0), float(\"nan\"), r)\n"
+        "    r = tl.where(tl.abs(b) == float(\"inf\"), m, r)\n"
+        "    return tl.where((b == 0) | (a == 1), 1.0, r)\n"
+    ),
+    "power_integer": (
+        "def power_integer(a, b):\n"
+        "    r = a * 0 + 1\n"
+        "    left = b\n"
+        "    base = a\n"
+        "    for _ in range(0, 64):\n"
+        "        r = tl.where((left & 1) != 0, r * base, r)\n"
+        "        base = base * base\n"
+        "        left = tl.where(left > 0, left >> 1, 0).to(left.dtype)\n"
+        "    return tl.where(b < 0, tl.where(a == 1, 1, tl.where(a == -1, 1 - 2 * (b & 1), 0)), r).to(a.dtype)\n"
+    ),
+}  # fmt: skip
+_NEEDS: Mapping[str, tuple[str, ...]] = {
+    name: tuple(other for other in HELPERS if other != name and re.search(rf"\b{other}\(", text))
+    for name, text in HELPERS.items()
+}
+
+
+def helper_text(used: Sequence[str]) -> str:
+    """The helpers that a text uses, with those that they use, each behind what it needs."""
+    order: dict[str, None] = {}
+
+    def visit(name: str) -> None:
+        if name not in order:
+            for other in _NEEDS[name]:
+                visit(other)
+            order[name] = None
+
+    for name in sorted(used):
+        visit(name)
+    return "".join(f"@triton.jit\n{HELPERS[name]}\n\n" for name in order)
+
+
+def used_helpers(text: str) -> list[str]:
+    """The names of helpers that a kernel's text calls or passes on."""
+    return [name for name in HELPERS if re.search(rf"(?<![.\w]){name}\b", text)]
+
+
+def call(expr: Expr, operands: Sequence[str]) -> str:
+    """A FUNCTIONS entry applied to values in registers."""
+    name = expr.op
+    of = register_dtype(expr.args[-1].dtype)
+    if name == "cast":
+        return convert(expr.args[0].dtype, expr.dtype, operands[0])
+    if name == "select":
+        return f"tl.where({', '.join(operands)})"
+    if of.is_bool:
+        if name in _TRUTH_ORDER:
+            return _TRUTH_ORDER[name].format(*operands)
+        if name == "not":
+            return f"not_({operands[0]})"
+        if name in _OF_TRUTH:
+            return f"({operands[0]} {_OF_TRUTH[name]} {operands[1]})"
+        raise CompilerError(f"{name} has no meaning for bool")
+    for table in (_COMPARISONS, _OPERATORS, _BITS):
+        if name in table:
+            return f"({operands[0]} {table[name]} {operands[1]})"
+    if name == "neg":
+        return f"(-{operands[0]})"
+    if name == "not":
+        return f"(~{operands[0]})"
+    if name == "shl":
+        return f"({operands[0]} << {operands[1]})"
+    if name == "shr":
+        return f"({operands[0]} >> {operands[1]})"
+    if name == "sign":
+        return f"sign({operands[0]})"
+    if of.is_integer:
+        return _integer_call(name, operands)
+    return _float_call(name, of, operands)
+
+
+def _integer_call(name: str, operands: Sequence[str]) -> str:
+    if name in ("floor", "ceil", "round", "trunc"):
+        return operands[0]
+    if name in ("isnan", "isinf"):
+        return f"({operands[0]} != {operands[0]})"
+    if name in ("min", "max"):
+        return f"tl.{name}imum({', '.join(operands)})"
+    if name == "abs":
+        return f"tl.abs({operands[0]})"
+    if name == "div":
+        return f"({operands[0]} // {operands[1]})"
+    if name == "fmod":
+        return f"({operands[0]} % {operands[1]})"
+    if name in ("floordiv", "mod"):
+        return f"{name}({', '.join(operands)})"
+    if name == "pow":
+        return f"power_integer({', '.join(operands)})"
+    raise CompilerError(f"the CUDA backend has no {name} of integers")
+
+
+def _float_call(name: str, of: DType, operands: Sequence[str]) -> str:
+    if name == "div":
+        return f"({operands[0]} / {operands[1]})"
+    if name == "isnan":
+        return f"({operands[0]} != {operands[0]})"
+    if name == "isinf":
+        return f'(tl.abs({operands[0]}) == float("inf"))'
+    if name in ("min", "max"):
+        return f"{name}imum({', '.join(operands)})"
+    if name == "pow":
+        return f"power({', '.join(operands)})"
+    if name == "round":
+        return f"round_even({operands[0]})"
+    if name in ("floordiv", "mod", "fmod"):
+        return f"{name}_float({', '.join(operands)})"
+    if name in _OF_LANGUAGE:
+        return f"{_OF_LANGUAGE[name]}({operands[0]})"
+    if name in HELPERS:
+        return f"{name}({operands[0]})"
+    raise CompilerError(f"the CUDA backend has no {name} of {of}")
+
+
+def convert(source: DType, target: DType, text: str) -> str:
+    """A value as another dtype, rounded as the dtype says, in its register type."""
+    if target.is_bool:
+        return text if source.is_bool else f"({text} != 0)"
+    if target in (F16, BF16):
+        return f"({text}).to({memory_type(target)}).to(tl.float32)"
+    if register_dtype(source) == register_dtype(target):
+        return text
+    return f"({text}).to({register_type(target)})"

@@ -1,0 +1,77 @@
+"""Runs the text of a CUDA kernel under Triton's interpreter, on numpy arrays laid out as the kernel's types say."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aot import dims as dimension
+from aot.backend.base import Emitted
+from aot.backend.cuda.compile import module_text
+from aot.kernel import Kernel
+from tests.backend.harness import Storage
+
+_FOLDER = Path(tempfile.mkdtemp(prefix="aot-triton-"))
+_LOADED: dict[str, Any] = {}
+
+
+def load(source: str) -> Any:
+    """The kernel of a text."""
+    if source not in _LOADED:
+        name = f"kernel_{hashlib.sha256(source.encode()).hexdigest()[:20]}"
+        path = _FOLDER / f"{name}.py"
+        path.write_text(module_text(source))
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        _LOADED[source] = module.KERNEL
+    return _LOADED[source]
+
+
+def run(
+    kernel: Kernel, emitted: Emitted, inputs: Sequence[np.ndarray], symbols: Mapping[str, int] | None = None
+) -> list[np.ndarray]:
+    """The kernel's outputs. Nothing outside of the operands may be written, and no input."""
+    import torch
+
+    symbols = symbols or {}
+    storages = []
+    for operand, array in zip(kernel.inputs, inputs, strict=True):
+        storage = Storage(operand.type, symbols)
+        if 0 not in storage.shape:
+            storage.with_halo()[...] = 0
+            storage.logical[...] = array
+        storages.append(storage)
+    before = [storage.all.copy() for storage in storages]
+    outputs = [Storage(operand.type, symbols, 0xFF) for operand in kernel.outputs]
+    pointers = []
+    for operand, storage in zip((*kernel.inputs, *kernel.outputs), (*storages, *outputs), strict=True):
+        item = operand.type.dtype.itemsize_bytes
+        whole = torch.from_numpy(storage.bytes[: len(storage.bytes) // item * item])
+        pointers.append(whole.view(getattr(torch, _TORCH.get(operand.type.dtype.name, operand.type.dtype.name))))
+    numbers = [dimension.evaluate(d, symbols) for d in emitted.dims]
+    assert emitted.grid is not None
+    grid = tuple(dimension.evaluate(d, symbols) for d in emitted.grid)
+    if all(grid):
+        with np.errstate(all="ignore"):
+            load(emitted.source)[grid](*pointers, *numbers, PROGRAMMATIC=False)
+    for storage, old in zip(storages, before, strict=True):
+        assert np.array_equal(storage.all, old), "an input was written"
+    for storage in outputs:
+        storage.check_guards()
+    return [storage.logical.copy() for storage in outputs]
+
+
+_TORCH = {
+    "bool": "uint8", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16",
+    "u32": "uint32", "u64": "uint64", "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
+}  # fmt: skip
