@@ -110,8 +110,8 @@ def _addmm(c: Context) -> Result:
         rows, columns = c.reshape(a, (a.type.elements, 1)), c.reshape(b, (1, b.type.elements))
         return _sum_with(c, c.op_(times, rows, columns))
     if name == "addbmm":  # the sum over the batch is part of the products
-        batch, rows, depth = a.type.shape
-        a = c.reshape(c.transpose(a, (1, 0, 2)), (rows, batch * depth))
+        batch, height, depth = a.type.shape
+        a = c.reshape(c.transpose(a, (1, 0, 2)), (height, batch * depth))
         b = c.reshape(b, (batch * depth, b.type.shape[2]))
     return _sum_with(c, matmul(c, a, b))
 

@@ -291,6 +291,18 @@ def _multinomial(c: Context) -> Result:
     return c.op_("min", number, typed(c, classes - 1, _I64))
 
 
+@aten_op("rrelu_with_noise_functional")
+def _rrelu(c: Context) -> Result:
+    """Slopes of their own for what is negative; the slopes, and 1 elsewhere, are the second result."""
+    x = c.tensor("self")
+    low, high = c.number("lower", 0.125), c.number("upper", 1.0 / 3.0)
+    if not c.flag("training"):
+        return c.op_("leaky_relu", x, alpha=(low + high) / 2.0), c.tensor("noise")
+    slopes = uniform(c, x.type.shape, c.dtype, low, high)
+    noise = c.op_("where", c.op_("le", x, c.scalar(0.0, c.dtype)), slopes, c.scalar(1.0, c.dtype))
+    return c.op_("mul", x, noise), noise
+
+
 @aten_op("native_dropout", "dropout")
 def _dropout(c: Context) -> Result:
     x, chance = c.tensor("input"), c.number("p")

@@ -209,10 +209,15 @@ def _averaged(c: Context, x: Value, axis: int, extent: Dim, size: Dim) -> Value:
         return c.op_("reduce_mean", split, axes=(axis + 1,), keepdims=False)
     if not isinstance(extent, int) or not isinstance(size, int):
         c.unsupported(f"an adaptive pool of {extent} elements to {size}", "Give the size a value with --dim.")
+    return shaping.times(c.builder, x, pool_table(extent, size), axis)
+
+
+def pool_table(extent: int, size: int) -> Array:
+    """An adaptive mean of `extent` elements to `size` as a matrix."""
     starts, ends = _spans(extent, size)
     place = np.arange(extent)
     within = (place >= starts[:, None]) & (place < ends[:, None])
-    return shaping.times(c.builder, x, within / (ends - starts)[:, None], axis)
+    return np.asarray(within / (ends - starts)[:, None])
 
 
 @aten_op("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
@@ -240,6 +245,62 @@ def _adaptive_max_pool(c: Context) -> Result:
         made = c.op_("reduce_max", found, axes=(3 + axis,), keepdims=False)
     places = _like(c, _winners(c, x, tables), given) if 1 in c.used else None
     return [_like(c, made, given), places]
+
+
+@aten_op("fractional_max_pool2d", "fractional_max_pool3d")
+def _fractional_max_pool(c: Context) -> Result:
+    """B. Graham, "Fractional max-pooling", 2014: windows whose steps the samples [N, C, axes] move.
+
+    Of two axes, the last has the first sample. Each batch and channel has windows of its own, so that their elements
+    are gathered from planes.
+    """
+    count = _spatial(c)
+    given = c.tensor("self")
+    x = _batched(c, given, count)
+    reach, sizes = _per_axis(c, "kernel_size", count), c.ints("output_size")
+    sizes = sizes * count if len(sizes) == 1 else sizes
+    extents = [extent for extent in x.type.shape[2:] if isinstance(extent, int)]
+    if len(extents) != count:
+        c.unsupported("a fractional pool of an open size", "Give the size a value with --dim.")
+    batch, channels = x.type.shape[:2]
+    samples = c.tensor("random_samples")
+    flat: Value | None = None
+    rank = 2 + 2 * count  # batch, channel, windows of each axis, taps of each axis
+    for axis, (extent, size, taps) in enumerate(zip(extents, sizes, reach, strict=True)):
+        column = 1 - axis if count == 2 else axis
+        sample = c.reshape(c.slice_axis(samples, 2, column, 1), (batch, channels, 1))
+        starts = _fractional_starts(c, sample, extent, size, taps)
+        shape: list[Dim] = [batch, channels, *(1,) * (2 * count)]
+        shape[2 + axis] = size
+        starts = c.reshape(starts, shape)
+        steps: list[Dim] = [1] * rank
+        steps[2 + count + axis] = taps
+        tap = c.op_("iota", shape=tuple(steps), axis=2 + count + axis, start=0, step=1, dtype=_I64)
+        place = c.op_("add", starts, tap)
+        flat = place if flat is None else c.op_("add", c.op_("mul", flat, c.scalar(extent, _I64)), place)
+    assert flat is not None
+    windows, each = dimension.product(sizes), dimension.product(reach)
+    flat = c.reshape(flat, (batch, channels, windows * each))
+    plane = c.reshape(x, (batch, channels, dimension.product(extents)))
+    values = c.reshape(c.op_("gather_elements", plane, flat, axis=2), (batch, channels, windows, each))
+    best = c.op_("argmax", values, axis=3, keepdims=True)
+    shape = [batch, channels, *sizes]
+    made = c.reshape(c.op_("reduce_max", values, axes=(3,), keepdims=False), shape)
+    places = c.op_("gather_elements", c.reshape(flat, values.type.shape), best, axis=3)
+    return [_like(c, made, given), _like(c, c.reshape(places, shape), given)]
+
+
+def _fractional_starts(c: Context, sample: Value, extent: int, size: int, taps: int) -> Value:
+    """floor((i + u) * a) - floor(u * a), a being the mean step; the last window ends with the axis."""
+    place = c.op_("iota", shape=(1, 1, size), axis=2, start=0, step=1, dtype=_I64)
+    if size == 1:
+        return c.op_("add", c.expand(place, (*sample.type.shape[:2], 1)), c.scalar(extent - taps, _I64))
+    dtype = sample.type.dtype
+    step = c.scalar((extent - taps) / (size - 1), dtype)
+    moved = c.op_("mul", c.op_("add", c.cast(place, dtype), sample), step)
+    first = c.op_("mul", sample, step)
+    starts = c.op_("sub", *(c.cast(c.op_("floor", part), _I64) for part in (moved, first)))
+    return c.op_("where", c.op_("eq", place, c.scalar(size - 1, _I64)), c.scalar(extent - taps, _I64), starts)
 
 
 # Upsampling

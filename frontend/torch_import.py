@@ -17,6 +17,7 @@ from aot import dtypes
 from aot.dims import Dim, DimExpr
 from aot.errors import AotError, CompilerError, ModelError, UnsupportedError
 from aot.frontend import (
+    aten_backward,
     aten_complex,
     aten_contract,
     aten_create,
@@ -48,7 +49,7 @@ _EXAMPLES = 5
 # Importing these modules fills CONVERTERS and HIGHER_ORDER.
 CONVERTER_MODULES = (
     aten_pointwise, aten_unary, aten_reduce, aten_norm, aten_create, aten_views, aten_index, aten_contract, aten_pool,
-    aten_complex, aten_fourier, torch_control,
+    aten_complex, aten_fourier, aten_backward, torch_control,
 )  # fmt: skip
 ONE_TO_ONE: Mapping[str, str] = {aten_name: op.name for op in OPS.values() for aten_name in op.aten}
 
