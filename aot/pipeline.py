@@ -17,11 +17,13 @@ from aot.transforms.normalize import normalize
 from aot.transforms.order import order
 from aot.transforms.place import finish_layouts, reuse_in_place
 from aot.transforms.recognize import recognize
+from aot.transforms.roll import roll
 from aot.transforms.simplify import simplify
 from aot.transforms.state import settle_state
 
 CORE_PASSES: tuple[Pass, ...] = (
     bind_shapes,
+    roll,  # before fold, which makes the first step, whose state is zero, unlike the others  [tests/torch/test_roll.py]
     fold,
     normalize,
     dedupe,  # before recognize: idioms share their constants and intermediates  [tests/passes/test_recognize.py]
