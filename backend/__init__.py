@@ -6,5 +6,6 @@ from collections.abc import Mapping
 
 from aot.backend.base import Backend
 from aot.backend.cpu import CpuBackend
+from aot.backend.cuda import CudaBackend
 
-BACKENDS: Mapping[str, Backend] = {"cpu": CpuBackend()}
+BACKENDS: Mapping[str, Backend] = {"cpu": CpuBackend(), "cuda": CudaBackend()}

@@ -15,7 +15,7 @@ from aot.dims import Dim, Symbol, product, terms_of
 from aot.dtypes import I64
 from aot.expr import Expr, axis, const, walk
 from aot.ir import TensorType
-from aot.kernel import Axis, Kernel, KernelOperand, ScanRoot, Store
+from aot.kernel import AttendRoot, Axis, ContractRoot, Kernel, KernelOperand, ScanRoot, Store
 
 COSTLY = frozenset(
     "exp log log1p expm1 sin cos tan asin acos atan sinh cosh asinh acosh atanh tanh erf sigmoid pow div sqrt rsqrt "
@@ -60,14 +60,18 @@ def same(node: Expr, args: tuple[Expr, ...]) -> Expr:
     return Expr(node.op, args, node.dtype, node.payload)
 
 
-def flatten(kernel: Kernel) -> Kernel:
-    """See the module's docstring. Reductions of one function nested directly are one of several axes."""
+def flatten(kernel: Kernel, merge: bool = True) -> Kernel:
+    """See the module's docstring. Reductions of one function nested directly are one of several axes.
+
+    Without `merge` every axis stays what it is: those of a product or of attention have roles.
+    """
     kernel = _drop_single(_flat(kernel))
-    while True:
+    while merge:
         pair = _mergeable(kernel)
         if pair is None:
-            return kernel
+            break
         kernel = _merge(kernel, *pair)
+    return kernel
 
 
 def _rebuild(kernel: Kernel, change: Callable[[Expr, tuple[Expr, ...]], Expr]) -> Kernel:
@@ -83,6 +87,10 @@ def _rebuild(kernel: Kernel, change: Callable[[Expr, tuple[Expr, ...]], Expr]) -
     root = kernel.root
     if isinstance(root, ScanRoot):
         root = replace(root, value=transform(root.value, change, done))
+    elif isinstance(root, ContractRoot):
+        root = replace(root, a=transform(root.a, change, done), b=transform(root.b, change, done))
+    elif isinstance(root, AttendRoot) and root.mask is not None:
+        root = replace(root, mask=transform(root.mask, change, done))
     return replace(kernel, stores=stores, root=root)
 
 

@@ -43,6 +43,7 @@ class _Steps:
         self.count = int_attr(root.attrs, "states")
         numbers = [need(kernel, number) for number in root.operands]
         self.initial, self.given = numbers[: self.count], numbers[self.count :]
+        self.axis = int_attr(root.attrs, "axis")
         self.steps, self.text = int_attr(root.attrs, "steps"), step_of(root.attrs)
         first = self._type(self.initial[0])
         self.dtype, self.shape = first.dtype, first.shape
@@ -58,7 +59,7 @@ class _Steps:
         def score(axis: int) -> tuple[int, int]:
             types = [self._type(number) for number in (*self.initial, *self.given)]
             types += [output.type for output in self.kernel.outputs]
-            places = [axis + type_.rank - len(self.shape) for type_ in types]
+            places = [axis + (type_.rank > len(self.shape) and axis >= self.axis) for type_ in types]
             return sum(t.strides[p] == 1 or t.shape[p] == 1 for t, p in zip(types, places, strict=True)), axis
 
         wide = [axis for axis, extent in enumerate(self.shape) if extent != 1]
@@ -149,9 +150,14 @@ class _Steps:
 
     def _load(self, operand: int, *, step: bool) -> Expr:
         type_ = self._type(operand)
-        axes = range(0 if step else 1, len(self.shape) + 1)
-        indices = [expr.const(0, I64) if e == 1 else expr.axis(a) for a, e in zip(axes, type_.shape, strict=True)]
-        return expr.load(operand, type_.dtype, indices)
+        return expr.load(operand, type_.dtype, self._indices(type_, step=step))
+
+    def _indices(self, type_: TensorType, *, step: bool) -> tuple[Expr, ...]:
+        """The indices of an element of the state, or of a tensor that holds all steps' (then `step`)."""
+        axes = list(range(1, len(self.shape) + 1))
+        if step:
+            axes.insert(self.axis, STEP)
+        return tuple(expr.const(0, I64) if e == 1 else expr.axis(a) for a, e in zip(axes, type_.shape, strict=True))
 
     def _bodies(self) -> tuple[Expr, ...]:
         def leaf(letter: str, number: int) -> Expr:
@@ -163,7 +169,5 @@ class _Steps:
         result = self.results[number]
         if result is None:
             return
-        axes = range(0 if step else 1, len(self.shape) + 1)
-        shape = self.kernel.outputs[result].type.shape
-        indices = tuple(expr.const(0, I64) if e == 1 else expr.axis(a) for a, e in zip(axes, shape, strict=True))
+        indices = self._indices(self.kernel.outputs[result].type, step=step)
         scope.store(Store(result, indices, expr.const(0, self.dtype)), value)

@@ -8,9 +8,11 @@ from pathlib import Path
 from aot.backend.base import Built, Emitted
 from aot.backend.cuda import compile as builder
 from aot.backend.cuda.architectures import architecture_of
+from aot.backend.cuda.attend import emit_attend
+from aot.backend.cuda.contract import emit_contract
 from aot.backend.cuda.loops import emit_loops
 from aot.errors import CompilerError
-from aot.kernel import Kernel, Kind
+from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind
 from aot.target import Target
 
 
@@ -19,7 +21,9 @@ class CudaBackend:
 
     name = "cuda"
     default_architectures: tuple[str, ...] = ("sm_90a",)
-    kinds: frozenset[Kind] = frozenset({Kind.MAP, Kind.REDUCE, Kind.ROW, Kind.GATHER, Kind.VIEW, Kind.KERNEL})
+    kinds: frozenset[Kind] = frozenset(
+        {Kind.MAP, Kind.REDUCE, Kind.ROW, Kind.GATHER, Kind.VIEW, Kind.CONTRACT, Kind.ATTEND, Kind.KERNEL}
+    )
     decomposes: frozenset[str] = frozenset()
 
     def target(self, architecture: str) -> Target:
@@ -28,6 +32,10 @@ class CudaBackend:
     def emit(self, kernel: Kernel, target: Target) -> Emitted:
         if kernel.root is None:
             return emit_loops(kernel, target)
+        if isinstance(kernel.root, ContractRoot):
+            return emit_contract(kernel, target)
+        if isinstance(kernel.root, AttendRoot):
+            return emit_attend(kernel, target)
         raise CompilerError(f"the CUDA backend has no emitter for kernels of kind {kernel.kind.value}")
 
     def build(

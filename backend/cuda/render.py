@@ -18,7 +18,7 @@ from aot.backend.affine import Affine, affine_of
 from aot.backend.cuda.code import Code, DimTable, literal, memory_type, register_dtype
 from aot.backend.cuda.functions import call, convert
 from aot.backend.nest import free_axes
-from aot.dtypes import I64
+from aot.dtypes import I64, DType
 from aot.errors import CompilerError
 from aot.expr import Expr, walk
 from aot.kernel import Kernel, Store
@@ -54,7 +54,7 @@ class Renderer:
 
     def index(self, text: str) -> str:
         """A 32-bit number of a launch as an index."""
-        return f"{text}.to(tl.int64)" if self.is_wide else text
+        return f"({text} + tl.full((), 0, tl.int64))" if self.is_wide else text
 
 
 class Scope:
@@ -228,24 +228,21 @@ class Scope:
         masks = [dim.mask for dim in self.dims if dim.mask is not None and dim.axes & axes]
         return " & ".join(dict.fromkeys(masks)) or None
 
+    def product_operand(self, expr: Expr, dtype: DType) -> str:
+        """A value as an operand of tl.dot: in its memory's type where that is a 16-bit float, which loads as it is."""
+        if expr.op == "load" and len(expr.args) == 1 and expr.dtype == dtype and register_dtype(dtype) != dtype:
+            return self.define(self._load_text(expr, []))
+        return self.define(f"({self.value(expr)}).to({memory_type(dtype)})")
+
     def _load(self, expr: Expr) -> str:
         operand = self.renderer.kernel.inputs[expr.payload]
-        offset, *rest = expr.args
+        rest = expr.args[1:]
         guard = rest[0] if rest else None
         if guard is not None and guard.op == "const":
             if not guard.payload:
                 return self.value(rest[1])
             guard = None
-        address = f"p{expr.payload} + {self.offset_text(offset)}"
-        if not self._in_tile(offset):  # a block of one: single truth values do not join blocks in the interpreter
-            address += f" + tl.zeros({self.one}, tl.int32)"
-        masks = [] if (mask := self.mask_of(free_axes(expr))) is None else [mask]
-        if guard is not None:
-            inside = self.value(guard)
-            masks.append(f"({inside})" if masks else inside)
-            if not free_axes(guard) <= free_axes(offset):  # an address is a block where its mask is one
-                address += f" + 0 * ({inside}).to(tl.int32)"
-        place = f"tl.load({address}, mask={' & '.join(masks)}, other=0)" if masks else f"tl.load({address})"
+        place = self._load_text(expr, [] if guard is None else [guard])
         dtype = operand.type.dtype
         if dtype.is_bool:
             place = f"({place} != 0)"
@@ -254,6 +251,20 @@ class Scope:
         if guard is not None and not _is_zero(rest[1]):
             return self.define(f"tl.where({self.value(guard)}, {place}, {self.value(rest[1])})")
         return self.define(place)
+
+    def _load_text(self, expr: Expr, guards: Sequence[Expr]) -> str:
+        """The load of an element that is read only where the guards hold; elsewhere 0."""
+        offset = expr.args[0]
+        address = f"p{expr.payload} + {self.offset_text(offset)}"
+        if not self._in_tile(offset):  # a block of one: single truth values do not join blocks in the interpreter
+            address += f" + tl.zeros({self.one}, tl.int32)"
+        masks = [] if (mask := self.mask_of(free_axes(expr))) is None else [mask]
+        for guard in guards:
+            inside = self.value(guard)
+            masks.append(f"({inside})" if masks else inside)
+            if not free_axes(guard) <= free_axes(offset):  # an address is a block where its mask is one
+                address += f" + 0 * ({inside}).to(tl.int32)"
+        return f"tl.load({address}, mask={' & '.join(masks)}, other=0)" if masks else f"tl.load({address})"
 
     def store(self, store: Store) -> None:
         """Writes one store of the kernel (flat: one index)."""
@@ -267,11 +278,12 @@ class Scope:
             address += f" + tl.zeros({self.shape}, tl.int32)"
         dtype = operand.type.dtype
         held = convert(store.value.dtype, dtype, value) if store.value.dtype != dtype else value
-        if store.value.op == "const":
+        if store.value.op == "const" and not held.startswith("tl.full"):
             held = f"tl.full((), {held}, {memory_type(dtype)})"
         elif memory_type(dtype) != "tl.uint8" or dtype.is_bool:
             held = f"({held}).to({memory_type(dtype)})"
-        mask = self.mask_of(axes)
+        # Every mask, also of dimensions that the address does not use: places behind the end must not write.
+        mask = " & ".join(dict.fromkeys(dim.mask for dim in self.dims if dim.mask is not None))
         self.renderer.code.line(f"tl.store({address}, {held}{f', mask={mask}' if mask else ''})")
 
 

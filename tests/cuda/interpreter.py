@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from triton.runtime import interpreter
 
 from aot import dims as dimension
 from aot.backend.base import Emitted
@@ -18,6 +19,23 @@ from aot.backend.cuda.compile import module_text
 from aot.kernel import Kernel
 from tests.backend.harness import Storage
 
+_NATIVE_DOT = interpreter.InterpreterBuilder.create_dot
+
+
+def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+    """tl.dot of bf16, which the interpreter holds as bits and would multiply as integers."""
+    import triton.language as tl
+
+    def widened(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        bits = handle.data.astype(np.uint32) << 16
+        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+
+    return _NATIVE_DOT(self, widened(a), widened(b), d, input_precision, max_num_imprecise_acc)
+
+
+interpreter.InterpreterBuilder.create_dot = _dot
 _FOLDER = Path(tempfile.mkdtemp(prefix="aot-triton-"))
 _LOADED: dict[str, Any] = {}
 

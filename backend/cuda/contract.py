@@ -1,0 +1,344 @@
+"""Matrix products: tiles for many rows, streams of weights for few, one element at a time for other types.
+
+Tiles are walked in groups of rows so that programs that run together share what they read in the second-level cache.
+A product of at most FEW_ROWS rows is bound by the bytes of the other matrix: each program reads a few of its
+columns whole, and what is a weight it begins to read before its predecessors have finished.
+
+16-bit floats are multiplied as they are and added in f32; f32 is multiplied in f32, not in tf32, unless asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aot import dims as dimension
+from aot.backend.affine import affine_of
+from aot.backend.base import Emitted
+from aot.backend.cuda.code import Code, DimTable, register_dtype, register_type
+from aot.backend.cuda.frame import Tiling, finish, power_of_two
+from aot.backend.cuda.render import Renderer, Scope, TileDim
+from aot.backend.nest import flatten, free_axes
+from aot.dims import Dim, typical
+from aot.dtypes import BF16, F16, F32, DType
+from aot.errors import CompilerError
+from aot.expr import Expr, cast, walk
+from aot.kernel import ContractRoot, Kernel
+from aot.target import Target
+
+FEW_ROWS = 4
+"""Rows up to which each is a sum of its own, without the tensor cores."""
+
+GROUP = 8
+"""Tiles of rows that are walked before the next column of tiles."""
+
+STREAM_ELEMENTS = 8192
+"""Elements of the other matrix that a program of a stream holds at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a product is cut: rows, columns, summed elements of a step; warps; steps in flight."""
+
+    rows: int
+    columns: int
+    summed: int
+    warps: int
+    stages: int
+
+    def __str__(self) -> str:
+        return f"{self.rows} x {self.columns} x {self.summed}, {self.warps} warps, {self.stages} stages"
+
+
+TILES = (
+    Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 4, 4), Tile(128, 64, 64, 4, 4), Tile(64, 128, 64, 4, 4),
+    Tile(64, 64, 64, 4, 5), Tile(64, 32, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(32, 32, 128, 4, 4),
+    Tile(16, 64, 128, 4, 4), Tile(16, 32, 256, 4, 3), Tile(16, 16, 256, 4, 3),
+)  # fmt: skip
+SINGLE_TILES = (Tile(64, 64, 32, 4, 3), Tile(64, 32, 32, 4, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 64, 4, 3))
+
+
+def emit_contract(kernel: Kernel, target: Target) -> Emitted:
+    """Triton for a kernel with a ContractRoot."""
+    return _Contract(kernel, target).emit()
+
+
+class _Contract:
+    def __init__(self, kernel: Kernel, target: Target) -> None:
+        root = kernel.root
+        if not isinstance(root, ContractRoot):
+            raise CompilerError(f"{kernel.name}: not a matrix product")
+        self.source, self.target = kernel, target
+        self.kernel = flatten(kernel, merge=False)
+        assert isinstance(self.kernel.root, ContractRoot)
+        self.root = self.kernel.root
+        self.dims, self.code, self.early = DimTable(), Code(1), Code(1)
+        axes = self.kernel.axes
+        self.rows, self.columns, self.summed = (axes[a].extent for a in (root.m, root.n, root.k))
+        self.batch: Dim = dimension.product(axes[a].extent for a in root.batch)
+
+    def emit(self) -> Emitted:
+        operand = _operand_dtype(self.root)
+        if operand in (F16, BF16, F32) and self.root.accumulate == F32:
+            if isinstance(self.rows, int) and self.rows <= FEW_ROWS:
+                return self._stream()
+            return self._tiles(operand)
+        return self._elements()
+
+    def _flops(self) -> Dim:
+        return self.batch * self.rows * self.columns * self.summed * 2
+
+    def _finish(self, tiling: Tiling, warps: int, stages: int, schedule: str) -> Emitted:
+        return finish(
+            self.source, tiling, warps=warps, stages=stages, schedule=schedule, flops=self._flops(), early=self.early
+        )
+
+    # Tiles.
+
+    def _choose(self, operand: DType) -> Tile:
+        """The tile whose modelled time is least, for typical sizes."""
+        rows, columns, summed, batch = map(typical, (self.rows, self.columns, self.summed, self.batch))
+        processors = int(self.target.numbers["multiprocessors"])
+
+        def time(tile: Tile) -> float:
+            count = batch * -(-rows // tile.rows) * -(-columns // tile.columns)
+            # How many tiles run on a processor together: warps and registers allow about 16 warps.
+            together = max(min(16 // tile.warps, -(-count // processors)), 1)
+            waves = -(-count // (processors * together))
+            steps = -(-summed // tile.summed)
+            # Cycles of a step: the tensor cores do 4096 operations, the second-level cache gives 48 bytes.
+            mma = 2 * max(tile.rows, 64 if operand != F32 else 1) * tile.columns * tile.summed / 4096
+            if operand == F32:
+                mma = 2 * tile.rows * tile.columns * tile.summed / 256
+            moved = (tile.rows + tile.columns) * tile.summed * operand.itemsize_bytes / 48
+            one = max(mma, moved) * together
+            return waves * (steps * max(one, 120.0) + 1200.0)
+
+        return min(SINGLE_TILES if operand == F32 else TILES, key=time)
+
+    def _tiles(self, operand: DType) -> Emitted:
+        tile, code, root = self._choose(operand), self.code, self.root
+        if isinstance(self.summed, int):
+            step = max(min(tile.summed, power_of_two(self.summed)), 16)
+            tile = Tile(tile.rows, tile.columns, step, tile.warps, tile.stages)
+        tiling = Tiling(code, self.dims)
+        renderer = Renderer(self.kernel, self.dims, code)
+        down, across = dimension.ceildiv(self.rows, tile.rows), dimension.ceildiv(self.columns, tile.columns)
+        with tiling.programs(self.batch * down * across) as program:
+            down_text, across_text = self.dims.text(down), self.dims.text(across)
+            code.line(f"tiles = {down_text} * {across_text}")
+            code.line(f"sample = {program} // tiles")
+            code.line(f"tile = {program} % tiles")
+            if down == 1:
+                code.line("down = 0 * tile")
+                code.line("across = tile")
+            else:
+                code.line(f"first = tile // ({GROUP} * {across_text}) * {GROUP}")
+                code.line(f"rows_here = tl.minimum({down_text} - first, {GROUP})")
+                code.line(f"inside = tile % ({GROUP} * {across_text})")
+                code.line("down = first + inside % rows_here")
+                code.line("across = inside // rows_here")
+            batch = self._batch_axes(renderer)
+            m_dim = self._span(renderer, "m", "down", tile.rows, self.rows, root.m, "[:, None]")
+            n_dim = self._span(renderer, "n", "across", tile.columns, self.columns, root.n, "[None, :]")
+            outer = Scope(renderer, batch, [], "(1, 1)")
+            code.line(f"acc = tl.zeros(({tile.rows}, {tile.columns}), tl.float32)")
+            whole = isinstance(self.summed, int) and self.summed % tile.summed == 0
+            with code.block(f"for at in range(0, {self.dims.text(self.summed)}, {tile.summed})"):
+                code.line(f"k = {renderer.index('at')} + tl.arange(0, {tile.summed})")
+                mask = None if whole else f"(k < {self.dims.text(self.summed)})"
+                left = Scope(
+                    renderer, {root.m: "m", root.k: "k[None, :]"},
+                    [m_dim, TileDim(frozenset({root.k}), mask and f"{mask}[None, :]")],
+                    f"({tile.rows}, {tile.summed})", outer,
+                )  # fmt: skip
+                right = Scope(
+                    renderer, {root.n: "n", root.k: "k[:, None]"},
+                    [TileDim(frozenset({root.k}), mask and f"{mask}[:, None]"), n_dim],
+                    f"({tile.summed}, {tile.columns})", outer,
+                )  # fmt: skip
+                a, b = (self._operand(scope, expr, operand) for scope, expr in ((left, root.a), (right, root.b)))
+                precision = '"ieee"' if operand == F32 and "tf32" not in self.target.features else '"tf32"'
+                code.line(f"acc = tl.dot({a}, {b}, acc, input_precision={precision})")
+            self._store(renderer, outer, [m_dim, n_dim], f"({tile.rows}, {tile.columns})", "acc")
+        return self._finish(tiling, tile.warps, tile.stages, f"tiles of {tile}")
+
+    def _operand(self, scope: Scope, expr: Expr, operand: DType) -> str:
+        inner = expr.args[0] if expr.op == "cast" and expr.dtype == F32 and expr.args[0].dtype == operand else expr
+        text = scope.product_operand(inner, operand)
+        if inner.op == "load" and all(d.axes & free_axes(inner.args[0]) for d in scope.dims):
+            return text
+        text = scope.define(f"tl.broadcast_to({text}, {scope.shape})")
+        masks = [d.mask for d in scope.dims if d.mask is not None]
+        # What is computed, or read at another place, is not 0 behind the end.
+        return scope.define(f"tl.where({' & '.join(masks)}, {text}, 0.0).to({text}.dtype)") if masks else text
+
+    def _batch_axes(self, renderer: Renderer) -> dict[int, str]:
+        found: dict[int, str] = {}
+        rest = renderer.index("sample")
+        for number in reversed(self.root.batch):
+            extent = self.kernel.axes[number].extent
+            if extent == 1:
+                found[number] = "0"
+                continue
+            name = f"b{number}"
+            self.code.line(f"{name} = {rest} % {self.dims.text(extent)}")
+            found[number] = name
+            self.code.line(f"left{number} = {rest} // {self.dims.text(extent)}")
+            rest = f"left{number}"
+        return found
+
+    def _span(self, renderer: Renderer, name: str, tile: str, size: int, extent: Dim, axis: int, turn: str) -> TileDim:
+        """Writes the indices of a tile along an axis, and which are inside."""
+        self.code.line(f"{name} = ({renderer.index(tile)} * {size} + tl.arange(0, {size})){turn}")
+        if isinstance(extent, int) and extent > 0 and extent % size == 0:
+            return TileDim(frozenset({axis}), None)
+        self.code.line(f"{name}_inside = {name} < {self.dims.text(extent)}")
+        return TileDim(frozenset({axis}), f"{name}_inside")
+
+    def _store(self, renderer: Renderer, outer: Scope, dims: list[TileDim], shape: str, sums: str) -> None:
+        """The epilogue: every store of the kernel, of the tile's sums."""
+        scope = Scope(renderer, {self.root.m: "m", self.root.n: "n"}, dims, shape, outer, roots={0: sums})
+        for store in self.kernel.stores:
+            scope.store(store)
+
+    # Streams.
+
+    def _stream(self) -> Emitted:
+        """Few rows: a program reads some columns of the other matrix and sums each against every row."""
+        root, code = self.root, self.code
+        assert isinstance(self.rows, int)
+        along_k = self._runs_along_k()
+        summed, columns = typical(self.summed), typical(self.columns)
+        processors = int(self.target.numbers["multiprocessors"])
+        if along_k:
+            piece = min(power_of_two(max(summed, 1)), 2048)
+            width = max(STREAM_ELEMENTS // piece, 1)
+            while width > 1 and columns * typical(self.batch) // width < 3 * processors:
+                width //= 2
+        else:
+            width = 64
+            while width > 16 and columns * typical(self.batch) // width < processors:
+                width //= 2
+            piece = min(power_of_two(max(summed, 1)), STREAM_ELEMENTS // width)
+        width = min(width, power_of_two(max(columns, 1)))
+        warps = min(max(width * piece // 1024, 2), 8)
+        whole = isinstance(self.summed, int) and self.summed > 0 and self.summed % piece == 0
+        single = isinstance(self.summed, int) and self.summed <= piece
+        tiling = Tiling(self.early, self.dims)
+        renderer = Renderer(self.kernel, self.dims, self.early)
+        across = dimension.ceildiv(self.columns, width)
+        place, turned = ("[:, None]", "[None, :]") if along_k else ("[None, :]", "[:, None]")
+        shape = f"({width}, {piece})" if along_k else f"({piece}, {width})"
+        axis = 1 if along_k else 0
+        constant = self._is_weight(root.b)
+        with tiling.programs(self.batch * across) as program:
+            early = self.early
+            early.line(f"sample = {program} // {self.dims.text(across)}")
+            early.line(f"across = {program} % {self.dims.text(across)}")
+            body, self.code = self.code, early
+            batch = self._batch_axes(renderer)
+            n_dim = self._span(renderer, "n", "across", width, self.columns, root.n, place)
+            self.code = body
+            outer = Scope(renderer, batch, [], "(1, 1)")
+
+            def weights(start: str) -> tuple[Scope, str]:
+                span = f"tl.arange(0, {piece})"
+                renderer.code.line(f"k = ({renderer.index(span) if start == '0' else f'{start} + {span}'}){turned}")
+                mask = None
+                if not whole:
+                    renderer.code.line(f"k_inside = k < {self.dims.text(self.summed)}")
+                    mask = "k_inside"
+                k_dim = TileDim(frozenset({root.k}), mask)
+                dims = [n_dim, k_dim] if along_k else [k_dim, n_dim]
+                right = Scope(renderer, {root.n: "n", root.k: "k"}, dims, shape, outer)
+                return right, right.value(cast(root.b, F32))
+
+            def sums(right: Scope, b: str, totals: Sequence[str], first: bool) -> None:
+                for m in range(self.rows if isinstance(self.rows, int) else 0):
+                    row = Scope(renderer, {root.m: str(m)}, right.dims, shape, right)
+                    a = row.value(cast(root.a, F32))
+                    mask = right.dims[axis].mask
+                    product = f"{b} * {a}" if mask is None or self._plain(root) else f"tl.where({mask}, {b} * {a}, 0.0)"
+                    renderer.code.line(f"{totals[m]} = {product}" if first else f"{totals[m]} += {product}")
+
+            totals = [f"sum{m}" for m in range(self.rows)]
+            if constant and single:
+                begun = weights("0")
+                renderer.code = code
+                sums(*begun, totals, True)
+            else:
+                renderer.code = code
+                if single:
+                    sums(*weights("0"), totals, True)
+                else:
+                    for total in totals:
+                        code.line(f"{total} = tl.zeros({shape}, tl.float32)")
+                    with code.block(f"for at in range(0, {self.dims.text(self.summed)}, {piece})"):
+                        sums(*weights("at"), totals, False)
+            for m, total in enumerate(totals):
+                name = f"row{m}"
+                code.line(f"{name} = tl.sum({total} + tl.zeros({shape}, tl.float32), axis={axis}, keep_dims=True)")
+                one = [n_dim, TileDim(frozenset(), None)] if along_k else [TileDim(frozenset(), None), n_dim]
+                size = f"({width}, 1)" if along_k else f"(1, {width})"
+                scope = Scope(renderer, {root.m: str(m), root.n: "n"}, one, size, outer, roots={0: name})
+                for store in self.kernel.stores:
+                    scope.store(store)
+        tiling.code = code
+        kind = "rows" if along_k else "columns"
+        return self._finish(tiling, warps, 3, f"stream of {width} columns x {piece}, {kind} together, {warps} warps")
+
+    def _plain(self, root: ContractRoot) -> bool:
+        """Whether both operands are loads, which give 0 behind the end."""
+        return root.a.op == "load" and root.b.op == "load"
+
+    def _runs_along_k(self) -> bool:
+        """Whether neighbours in memory of the other matrix are elements that are summed."""
+        loads = [node for node in walk(self.root.b) if node.op == "load"]
+        return all(affine_of(node.args[0]).coefficients.get(self.root.n) != 1 for node in loads)
+
+    def _is_weight(self, expr: Expr) -> bool:
+        loads = [node for node in walk(expr) if node.op == "load"]
+        return bool(loads) and all(self.kernel.inputs[node.payload].constant for node in loads)
+
+    # Everything else.
+
+    def _elements(self) -> Emitted:
+        """Any type: an outer product for each summed element."""
+        root, code = self.root, self.code
+        size = 16
+        tiling = Tiling(code, self.dims)
+        renderer = Renderer(self.kernel, self.dims, code)
+        down, across = dimension.ceildiv(self.rows, size), dimension.ceildiv(self.columns, size)
+        kind = register_type(root.accumulate)
+        with tiling.programs(self.batch * down * across) as program:
+            code.line(f"tiles = {self.dims.text(down)} * {self.dims.text(across)}")
+            code.line(f"sample = {program} // tiles")
+            code.line(f"tile = {program} % tiles")
+            code.line(f"down = tile // {self.dims.text(across)}")
+            code.line(f"across = tile % {self.dims.text(across)}")
+            batch = self._batch_axes(renderer)
+            m_dim = self._span(renderer, "m", "down", size, self.rows, root.m, "[:, None]")
+            n_dim = self._span(renderer, "n", "across", size, self.columns, root.n, "[None, :]")
+            outer = Scope(renderer, batch, [], "(1, 1)")
+            code.line(f"acc = tl.zeros(({size}, {size}), {kind})")
+            with code.block(f"for k in range(0, {self.dims.text(self.summed)})"):
+                inner = Scope(
+                    renderer, {root.m: "m", root.n: "n", root.k: "k"}, [m_dim, n_dim], f"({size}, {size})", outer
+                )
+                a, b = (inner.value(cast(expr, root.accumulate)) for expr in (root.a, root.b))
+                code.line(f"acc += ({a} * {b}).to({kind})")
+            self._store(renderer, outer, [m_dim, n_dim], f"({size}, {size})", "acc")
+        return self._finish(tiling, 4, 1, f"elements, tiles of {size} x {size}")
+
+
+def _operand_dtype(root: ContractRoot) -> DType:
+    """The type in which both operands are, or the accumulator's."""
+
+    def of(expr: Expr) -> DType:
+        while expr.op == "cast" and expr.dtype.is_float and expr.args[0].dtype.is_float:
+            expr = expr.args[0]
+        return expr.dtype
+
+    a, b = of(root.a), of(root.b)
+    return a if a == b and register_dtype(a) == F32 else root.accumulate

@@ -1,0 +1,123 @@
+"""Matrix products for CUDA, under Triton's interpreter, against numpy: odd shapes, layouts, prologues, epilogues."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton", reason="the CUDA backend compiles with Triton, which is not installed")
+
+from aot.backend.cuda import CudaBackend
+from aot.backend.cuda.contract import FEW_ROWS
+from aot.dims import Symbol
+from aot.dtypes import BF16, F16, F64, I32, I64, DType
+from aot.ir import Layout
+from aot.kernel import ContractRoot, Kernel
+from tests.backend.kernels import matmul_kernel
+from tests.backend.test_contract import SHAPES, transposed_b
+from tests.cuda.interpreter import run
+
+BACKEND = CudaBackend()
+TARGET = BACKEND.target("sm_90a")
+
+
+def check(kernel: Kernel, symbols: dict[str, int] | None = None, seed: int = 0) -> str:
+    """Runs and compares; the schedule."""
+    random = np.random.default_rng(seed)
+    arrays = []
+    for operand in kernel.inputs:
+        shape = [e if isinstance(e, int) else symbols[str(e)] for e in operand.type.shape]  # type: ignore[index]
+        dtype = operand.type.dtype
+        arrays.append(
+            random.standard_normal(shape).astype(dtype.numpy)
+            if dtype.is_float
+            else random.integers(-50, 50, shape).astype(dtype.numpy)
+        )
+    emitted = BACKEND.emit(kernel, TARGET)
+    (result,) = run(kernel, emitted, arrays, symbols)
+    root = kernel.root
+    assert isinstance(root, ContractRoot)
+    wide = [a.astype(np.float64) if a.dtype.kind not in "iu" else a for a in arrays]
+    a = np.exp(wide[0] * 0.5) if root.a.op == "exp" else wide[0]
+    b = np.swapaxes(wide[1], -1, -2) if transposed_b(kernel) else wide[1]
+    expected = a @ b
+    scale = np.abs(a) @ np.abs(b) if a.dtype.kind == "f" else np.zeros_like(expected)
+    for extra in wide[2:]:
+        scale = scale + np.abs(extra)
+    if len(arrays) > 2:
+        expected = expected + wide[2]
+    if len(arrays) > 3:
+        expected = np.maximum(expected + wide[3], 0)
+    if kernel.stores[0].value.op == "tanh":
+        expected, scale = np.tanh(expected), scale + 10
+    epsilon = {"f32": 2**-23, "f64": 2**-52, "f16": 2**-11, "bf16": 2**-8}.get(kernel.inputs[0].type.dtype.name, 0)
+    error = np.abs(result.astype(expected.dtype) - expected)
+    steps = wide[0].shape[-1]
+    assert (error <= scale * epsilon * (2 + steps**0.5)).all(), f"worst {error.max()} of {np.abs(expected).max()}"
+    return emitted.schedule
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_constant_weights(shape: tuple[int, int, int]) -> None:
+    schedule = check(matmul_kernel((), *shape))
+    assert ("stream" in schedule) == (shape[0] <= FEW_ROWS)
+
+
+@pytest.mark.parametrize("epilogue", ["bias", "residual", "tanh"])
+@pytest.mark.parametrize("shape", [(1, 20, 33), (19, 70, 80), (9, 12, 200)])
+def test_epilogues(epilogue: str, shape: tuple[int, int, int]) -> None:
+    check(matmul_kernel((), *shape, epilogue=epilogue))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_batches(transposed: bool) -> None:
+    check(matmul_kernel((3,), 5, 20, 24, transposed=transposed))
+    check(matmul_kernel((2, 3), 5, 20, 24, b_batch=(2, 3), transposed=transposed))
+    check(matmul_kernel((2, 3), 5, 20, 24, b_batch=(3,), transposed=transposed, constant=False))
+    check(matmul_kernel((2, 3), 2, 20, 24, b_batch=(2, 1), transposed=transposed, constant=False, epilogue="residual"))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (6, 9, 7), (2, 64, 130), (40, 17, 32), (1, 5000, 70), (3, 100, 2500)])
+def test_activation_times_activation(transposed: bool, shape: tuple[int, int, int]) -> None:
+    check(matmul_kernel((), *shape, constant=False, transposed=transposed))
+
+
+@pytest.mark.parametrize("dtype", [F64, F16, BF16, I32, I64])
+@pytest.mark.parametrize("constant", [False, True])
+def test_other_types(dtype: DType, constant: bool) -> None:
+    for shape in ((1, 30, 40), (11, 17, 35)):
+        check(matmul_kernel((), *shape, dtype=dtype, constant=constant, epilogue="bias"))
+        check(matmul_kernel((), *shape, dtype=dtype, constant=constant, transposed=True))
+
+
+def test_computed_rows() -> None:
+    check(matmul_kernel((), 37, 30, 70, prologue="scale"))
+    check(matmul_kernel((), 2, 30, 70, prologue="scale"))
+    check(matmul_kernel((2,), 5, 33, 20, prologue="scale", b_batch=(2,), constant=False))
+
+
+def test_layouts() -> None:
+    flipped = Layout(order=(1, 0))
+    check(matmul_kernel((), 11, 20, 37, a_layout=flipped))
+    check(matmul_kernel((), 11, 20, 37, out_layout=flipped, epilogue="residual"))
+    check(matmul_kernel((), 3, 20, 37, b_layout=flipped, constant=False))
+    check(matmul_kernel((4,), 6, 20, 40, out_layout=Layout(order=(1, 0, 2))))
+    check(matmul_kernel((), 11, 20, 32, out_layout=Layout(strides=(80, 1)), epilogue="bias"))
+
+
+@pytest.mark.parametrize("epilogue", ["", "residual"])
+def test_dynamic_rows(epilogue: str) -> None:
+    rows = Symbol("s", lo=0).dim
+    kernel = matmul_kernel((), rows, 24, 80, epilogue=epilogue)
+    for count in (0, 1, 5, 64):
+        check(kernel, {"s": count})
+    kernel = matmul_kernel((Symbol("b").dim,), rows, 24, 80, epilogue=epilogue)
+    check(kernel, {"s": 5, "b": 3})
+
+
+def test_everything_dynamic() -> None:
+    b, s, t, d = (Symbol(name).dim for name in "bstd")
+    kernel = matmul_kernel((b, 2), s, d, t, b_batch=(b, 2), constant=False, transposed=True)
+    for count, other in ((1, 35), (17, 16)):
+        check(kernel, {"b": 2, "s": count, "t": other, "d": 20})
