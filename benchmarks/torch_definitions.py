@@ -43,6 +43,7 @@ class Definition:
     needs: str = "torch"  # the package that defines it
     batch: int = 2  # of the static program
     note: str = ""
+    channels_last: bool = False  # a form in which eager torch may run it faster
 
     @property
     def available(self) -> bool:
@@ -507,7 +508,9 @@ def _mlp() -> nn.Module:
 def timed(timm_name: str, label: str, batch: int) -> Definition:
     """A model of timm at one batch size."""
     make = partial(timm_model, timm_name)
-    return Definition(f"{label}_b{batch}", make, partial(_images, 224), needs="timm", batch=batch)
+    images = partial(_images, 224)
+    convolutions = label in ("resnet50", "mobilenetv3", "efficientnet_b0", "convnext_tiny")
+    return Definition(f"{label}_b{batch}", make, images, needs="timm", batch=batch, channels_last=convolutions)
 
 
 def bert(batch: int, length: int) -> Definition:

@@ -34,7 +34,6 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aot
-from aot.errors import AotError
 from benchmarks.timing import processor, today
 from benchmarks.torch_agreement import allowed_error, depth, flat_tensors, of_allowed
 from benchmarks.torch_definitions import Definition, Inputs, fourteen, models
@@ -83,8 +82,8 @@ class Trial:
         row = Row(model.name, group, model.note)
         try:
             self._examine(model, row)
-        except (AotError, RuntimeError, ValueError, TypeError) as error:
-            row.failure = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        except Exception as error:  # a defect is a row of the table, and the other models are still tried
+            row.failure = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         return row
 
     def _examine(self, model: Definition, row: Row) -> None:

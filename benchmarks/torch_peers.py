@@ -1,8 +1,9 @@
 """One thread against PyTorch: `python benchmarks/torch_peers.py [--only NAME …] [--keep packages|all] [--write]`.
 
-Ten models of torch_definitions.py, in float32. The peers are eager torch and AOTInductor's CPU package
-(`torch._inductor.aoti_compile_and_package`), built with one thread and for this processor, twice: as it is, and with
-`freezing`, which folds constants and packs weights for oneDNN. The ratio is to the fastest of the three. A package is
+Ten models of torch_definitions.py, in float32. The peers are eager torch, for convolutions in the channels-last form
+too, and AOTInductor's CPU package (`torch._inductor.aoti_compile_and_package`), built with one thread and for this
+processor, twice: as it is, and with `freezing`, which folds constants and packs weights for oneDNN. The ratio is to the
+fastest of them. A package is
 called through its loader with a flat list, which costs least; eager runs in inference mode. Every output is compared
 with eager before anything is timed, on inputs that no build saw. All take turns; the table gives medians.
 
@@ -13,6 +14,7 @@ the table goes to benchmarks/results/ with versions and date.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -21,7 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -38,12 +39,13 @@ MODES = ("plain", "freezing")
 
 @dataclass(frozen=True)
 class Row:
-    """One model: medians in milliseconds (None: that peer could not be built), and the worst difference to eager."""
+    """One model: medians in milliseconds, and our worst difference to eager. None: there is no such peer."""
 
     model: str
     note: str
     aotc_ms: float
     eager_ms: float
+    channels_last_ms: float | None  # eager, in that form
     plain_ms: float | None
     freezing_ms: float | None
     worst: float  # |difference| of our outputs / what is allowed
@@ -52,7 +54,8 @@ class Row:
 
     @property
     def best_ms(self) -> float:
-        return min(x for x in (self.eager_ms, self.plain_ms, self.freezing_ms) if x is not None)
+        peers = self.eager_ms, self.channels_last_ms, self.plain_ms, self.freezing_ms
+        return min(x for x in peers if x is not None)
 
     @property
     def ratio(self) -> float:
@@ -98,15 +101,14 @@ def artifact(model: Definition, program: Any, options: Options) -> tuple[Path, i
     return path, int(count.read_text())
 
 
-def runner(loaded: aot.Model, inputs: Inputs, state: dict[str, np.ndarray[Any, Any]]) -> Callable[[], list[Any]]:
-    """A call of ours, with state in place; it returns the outputs that are not state."""
+def runner(loaded: aot.Model, inputs: Inputs) -> Callable[[], Any]:
+    """A call of ours, with its state updated in place."""
+    state = loaded.new_state()
     names = [each.name for each in loaded.inputs if each.name not in state]
     values = {name: tensor.numpy() for name, tensor in zip(names, inputs, strict=True)}
-    outputs = [each.name for each in loaded.outputs if each.name not in state]
 
-    def call() -> list[Any]:
-        found = loaded.run({**values, **state}, outputs=state) if state else loaded.run(values)
-        return [found[name] for name in outputs]
+    def call() -> Any:
+        return list(loaded.run(values, state=state).values()) if state else list(loaded.run(values).values())
 
     return call
 
@@ -123,11 +125,12 @@ def measure(model: Definition, modes: Sequence[str], options: Options) -> Row | 
     program = torch.export.export(module, built_on, strict=False)
     allowed = allowed_error(program)
     path, kernels = artifact(model, program, options)
-    loaded = aot.load(path, threads=1)
-    changed = {each.name for each in loaded.inputs} & {each.name for each in loaded.outputs}
-    state = {name: value.numpy().copy() for name, value in module.named_buffers() if name in changed}
-    ours = runner(loaded, inputs, state)
+    ours = runner(aot.load(path, threads=1), inputs)
     runs: dict[str, Callable[[], Any]] = {"aotc": ours, "eager": partial(module, *inputs)}
+    if model.channels_last:
+        form = torch.channels_last
+        images = [each.to(memory_format=form) for each in inputs]
+        runs["channels last"] = partial(copy.deepcopy(module).to(memory_format=form), *images)
     for mode in modes:
         found = package(model, program, mode, options)
         if isinstance(found, str):
@@ -146,28 +149,28 @@ def measure(model: Definition, modes: Sequence[str], options: Options) -> Row | 
     realtime = prefer_realtime()
     taken = {name: 1e3 * s for name, s in zip(runs, interleave(list(runs.values()), options.seconds), strict=True)}
     prefer_realtime(False)
-    plain, freezing = taken.get("plain"), taken.get("freezing")
+    peers = {f"{name.replace(' ', '_')}_ms": taken.get(name) for name in ("channels last", *MODES)}
+    worst = differences["aotc"]
     row = Row(
-        model.name, model.note, taken["aotc"], taken["eager"], plain, freezing, differences["aotc"], kernels, realtime
+        model.name, model.note, taken["aotc"], taken["eager"], worst=worst, kernels=kernels, realtime=realtime, **peers
     )
     print(_line(row), flush=True)
     return row
 
 
 def _line(row: Row) -> str:
-    plain, freezing = (milliseconds(x) if x is not None else "-" for x in (row.plain_ms, row.freezing_ms))
+    peers = row.eager_ms, row.channels_last_ms, row.plain_ms, row.freezing_ms
+    cells = " | ".join(milliseconds(each) if each is not None else "" for each in peers)
     name = f"{row.model} ({row.note})" if row.note else row.model
-    return (
-        f"| {name} | {milliseconds(row.aotc_ms)} | {milliseconds(row.eager_ms)} | {plain} | {freezing} "
-        f"| {row.ratio:.2f} | {row.worst:.3f} | {row.kernels} |"
-    )
+    return f"| {name} | {milliseconds(row.aotc_ms)} | {cells} | {row.ratio:.2f} | {row.worst:.3f} | {row.kernels} |"
 
 
 def table(rows: Sequence[Row]) -> str:
     """The rows and their geometric mean."""
-    heads = ("model", "aotc ms", "eager ms", "AOTInductor ms", "with freezing ms", "ratio", "of tolerance", "kernels")
+    heads = ("model", "aotc ms", "eager ms", "channels last ms", "AOTInductor ms", "with freezing ms", "ratio",
+             "of tolerance", "kernels")  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(_line(row) for row in rows)]
-    lines.append(f"| **geomean** | | | | | **{geomean([row.ratio for row in rows]):.2f}** | | |")
+    lines.append(f"| **geomean** | | | | | | **{geomean([row.ratio for row in rows]):.2f}** | | |")
     return "\n".join(lines)
 
 
