@@ -374,6 +374,38 @@ def tile_of_one(b: Builder, m: Match) -> Value:
     return m["x"]
 
 
+def _check_tile_of_units(m: Match) -> str | None:
+    extents = m.root.operands[0].type.shape
+    repeats = ints(m.root.attrs["repeats"])
+    return None if all(r == 1 or extent == 1 for r, extent in zip(repeats, extents, strict=True)) else SILENT
+
+
+@rule(
+    op("tile", "x"), check=_check_tile_of_units, measure=lambda nodes, view: sum(1.0 for n in nodes if n.op == "tile")
+)
+def tile_of_units(b: Builder, m: Match) -> Value:
+    """A tile that repeats only axes of extent 1 moves no bytes: it is an expand."""
+    return emit(b, "expand", m["x"], shape=m.root.output.type.shape)
+
+
+def _check_copies(m: Match) -> str | None:
+    first, axis = m.root.operands[0], as_int(m.root.attrs["axis"])
+    if len(m.root.operands) < 2 or any(value is not first for value in m.root.operands):
+        return SILENT
+    reader = m.view.sole_user(m.root.output)
+    return None if first.type.shape[axis] == 1 or (reader is not None and reader.op == "reshape") else SILENT
+
+
+@rule(op("concat"), check=_check_copies, measure=lambda nodes, view: sum(1.0 for n in nodes if n.op == "concat"))
+def concat_of_copies(b: Builder, m: Match) -> Value:
+    """One tensor many times along an axis is an expand of it."""
+    first, axis = m.root.operands[0], as_int(m.root.attrs["axis"])
+    before, after = first.type.shape[:axis], first.type.shape[axis:]
+    apart = reshaped(b, first, (*before, 1, *after))
+    wide = emit(b, "expand", apart, shape=(*before, len(m.root.operands), *after))
+    return reshaped(b, wide, m.root.output.type.shape)
+
+
 def _axes(node: Node) -> tuple[int, ...]:
     return ints(node.attrs["axes"])
 
@@ -465,12 +497,14 @@ VIEW_RULES = (
     slice_of_slice,
     slice_of_concat,
     concat_of_one,
+    concat_of_copies,
     concat_of_nothing,
     concat_of_concat,
     concat_of_slices,
     pad_of_nothing,
     pad_of_pad,
     tile_of_one,
+    tile_of_units,
     reduce_keeps_axes,
     reduce_of_units,
     gather_at_known_places,

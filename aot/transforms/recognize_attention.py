@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aot.builder import Builder
@@ -36,6 +37,7 @@ class _Scores:
     scale: float = 1.0
     masks: list[_Mask] = field(default_factory=list)  # in the order in which they are applied
     nodes: list[Node] = field(default_factory=list)
+    group: Dim | None = None  # how many heads share a key, where their rows are joined in the product
 
 
 def _unscaled(view: View, value: Value) -> tuple[Value, float, list[Node]]:
@@ -60,7 +62,7 @@ def _scores(view: View, value: Value) -> _Scores | None:
         return _Scores(product, scale, nodes=[*nodes, product])
     node = view.producer.get(value)
     if node is not None and node.op == "reshape":
-        return _windowed_scores(view, node)
+        return _grouped_scores(view, node) or _windowed_scores(view, node)
     if node is None or node.op not in ("add", "where"):
         return None
     if node.op == "add":
@@ -80,6 +82,22 @@ def _scores(view: View, value: Value) -> _Scores | None:
             found.nodes.append(node)
             return found
     return None
+
+
+def _grouped_scores(view: View, apart: Node) -> _Scores | None:
+    """Scores [batch, heads, group, rows, keys] of a product whose rows are those of a group, one after another."""
+    before, after = apart.operands[0].type.shape, apart.output.type.shape
+    if len(after) != 5:
+        return None
+    batch, heads, group, rows, keys = after
+    if before not in ((batch, heads, group * rows, keys), (batch * heads, group * rows, keys)):
+        return None
+    found = _scores(view, apart.operands[0])
+    if found is None or found.masks or found.group is not None:
+        return None
+    found.group = group
+    found.nodes.append(apart)
+    return found
 
 
 def _windowed_scores(view: View, joined: Node) -> _Scores | None:
@@ -114,18 +132,25 @@ def _weights(view: View, value: Value) -> tuple[Node | None, list[Node]]:
 
 def _check_attention(m: Match) -> str | None:
     weights, guard = _weights(m.view, m["weights"])
+    rank = m.root.output.type.rank
+    joined = maker_of(m.view, m["weights"], "reshape") if weights is None else None
+    if joined is not None:
+        weights, guard = _weights(m.view, joined.operands[0])
+        guard = [*guard, joined]
     if weights is None:
         return SILENT
-    rank = m.root.output.type.rank
-    if as_int(weights.attrs["axis"]) % rank != rank - 1:
+    scored = weights.output.type.rank
+    if as_int(weights.attrs["axis"]) % scored != scored - 1:
         return "its softmax is not over the last axis"
     if not m.root.output.type.dtype.is_float:
         return SILENT
     found = _scores(m.view, weights.operands[0])
     if found is None:
         return "its softmax is not over a product"
-    if rank not in (3, 4):
+    if rank not in (3, 4, 5):
         return f"it has rank {rank}"
+    if (found.group is not None) != (joined is not None) or scored != (5 if joined is not None else rank):
+        return "its weights have another shape than its scores"
     q, q_scale, q_nodes = _unscaled(m.view, found.product.operands[0])
     k, k_scale, k_nodes = _unscaled(m.view, found.product.operands[1])
     turned = maker_of(m.view, k, "transpose")
@@ -133,26 +158,50 @@ def _check_attention(m: Match) -> str | None:
     batch = q.type.shape[:-2]
     if q.type.rank != rank or k.type.rank != rank or m["v"].type.rank != rank:
         return "q, k and v have different ranks"
-    if k.type.shape[:-2] != batch or m["v"].type.shape[:-2] != batch:
+    shared = (*batch[:-1], 1) if rank == 5 else batch
+    if k.type.shape[:-2] != m["v"].type.shape[:-2] or k.type.shape[:-2] not in (batch, shared):
         return "q, k and v have different batches or heads"
+    if joined is not None and joined.output.type.shape != shape:
+        return SILENT
     for mask in found.masks:
-        if not value_fits(mask.value, mask.windows or shape):
+        if not value_fits(mask.value, mask.windows or weights.output.type.shape):
             return "the mask widens the scores"
         if mask.fill is not None and mask.fill > _SURELY_MASKED:
             return f"masked scores are set to {mask.fill:g}, which may still count"
     if not dies(m, weights, *guard, *found.nodes):
         return "its scores are read by others too"
     m.include(*q_nodes, *k_nodes, *([turned] if turned is not None else []))
-    m.facts.update(q=q, k=k, turned=turned, scale=found.scale * q_scale * k_scale, scores=found, guard=bool(guard))
+    is_guarded = len(guard) > (joined is not None)
+    m.facts.update(q=q, k=k, turned=turned, scale=found.scale * q_scale * k_scale, scores=found, guard=is_guarded)
+    m.facts["shape"] = weights.output.type.shape
     return None
 
 
-def _four(b: Builder, value: Value) -> Value:
-    """A tensor of rank 3 with an axis for one head."""
+def _four(b: Builder, value: Value, shape: Sequence[Dim], group: Dim | None = None) -> Value:
+    """A tensor of rank 3 with an axis for one head; groups of heads as heads. `shape`: that of the weights."""
+    if value.type.rank == 5:
+        batch, heads, each, rows, columns = value.type.shape
+        return reshaped(b, value, (batch, heads * each, rows, columns))
+    if len(shape) == 5:
+        *_, rows, columns = value.type.shape
+        if group is None:
+            return reshaped(b, value, (*shape[:2], rows, columns))
+        return reshaped(b, value, (shape[0], shape[1] * group, shape[3], columns))
     if value.type.rank == 4:
         return value
     batch, rows, columns = value.type.shape
     return reshaped(b, value, (batch, 1, rows, columns))
+
+
+def _grouped_mask(b: Builder, mask: Value, shape: Sequence[Dim]) -> Value:
+    """A mask for scores [batch, heads, group, rows, keys], for their heads in groups."""
+    if mask.type.rank < 3:
+        return mask
+    batch, heads, group, *rest = (*(1,) * (5 - mask.type.rank), *mask.type.shape)
+    if (heads, group) != (1, 1) and (heads, group) != tuple(shape[1:3]):
+        heads, group = shape[1:3]
+        mask = emit(b, "expand", mask, shape=(batch, heads, group, *rest))
+    return reshaped(b, mask, (batch, heads * group, *rest))
 
 
 def _keys(b: Builder, k: Value, turned: Node | None) -> Value:
@@ -173,7 +222,7 @@ def _joined(b: Builder, mask: _Mask) -> Value:
     return reshaped(b, wide, (batch * windows, *rest))
 
 
-def _mask(b: Builder, found: _Scores, rank: int) -> Value | None:
+def _mask(b: Builder, found: _Scores, rank: int, shape: Sequence[Dim]) -> Value | None:
     """The masks as attention takes one: True where a score counts, or what is added to scores."""
     mask: Value | None = None
     dtype = found.product.output.type.dtype
@@ -186,6 +235,8 @@ def _mask(b: Builder, found: _Scores, rank: int) -> Value | None:
         else:
             parts = [b.scalar(step.fill, dtype), b.scalar(0.0, dtype) if mask is None else mask]
             mask = emit(b, "where", step.value, *(parts if step.masked_where else parts[::-1]))
+    if mask is not None and len(shape) == 5:
+        return _grouped_mask(b, mask, shape)
     if mask is None or rank == 4 or mask.type.rank < 3:
         return mask
     batch, *rest = mask.type.shape
@@ -198,8 +249,10 @@ def attention(b: Builder, m: Match) -> Value:
     """softmax(q kᵀ * scale + mask) v is attention; so it is with 0 for the NaN of rows masked throughout."""
     found: _Scores = m.facts["scores"]
     rank = m.root.output.type.rank
-    operands = [_four(b, m.facts["q"]), _four(b, _keys(b, m.facts["k"], m.facts["turned"])), _four(b, m["v"])]
-    mask = _mask(b, found, rank)
+    shape = m.facts["shape"]
+    q = _four(b, m.facts["q"], shape, found.group)
+    operands = [q, _four(b, _keys(b, m.facts["k"], m.facts["turned"]), shape), _four(b, m["v"], shape)]
+    mask = _mask(b, found, rank, shape)
     if mask is not None:
         operands.append(mask)
     attrs: dict[str, Attr] = {"scale": float(m.facts["scale"]), "causal": False, "zero_empty": m.facts["guard"]}
