@@ -9,7 +9,7 @@ columns whole, and what is a weight it begins to read before its predecessors ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aot import dims as dimension
@@ -73,9 +73,17 @@ class _Contract:
         assert isinstance(self.kernel.root, ContractRoot)
         self.root = self.kernel.root
         self.dims, self.code, self.early = DimTable(), Code(1), Code(1)
-        axes = self.kernel.axes
-        self.rows, self.columns, self.summed = (axes[a].extent for a in (root.m, root.n, root.k))
-        self.batch: Dim = dimension.product(axes[a].extent for a in root.batch)
+        # Whatever their number, axes on which only A depends are rows, and those on which only B depends columns.
+        of_a, of_b = free_axes(self.root.a), free_axes(self.root.b)
+        domain = [a for a in kernel.outputs[0].type.order if a < kernel.domain]
+        self.row_axes = [a for a in domain if a not in of_b]
+        self.column_axes = [a for a in domain if a in of_b and a not in of_a]
+        self.batch_axes = [a for a in domain if a in of_b and a in of_a]
+        self.rows, self.columns, self.batch = map(self._extent, (self.row_axes, self.column_axes, self.batch_axes))
+        self.summed = self.kernel.axes[self.root.k].extent
+
+    def _extent(self, axes: Sequence[int]) -> Dim:
+        return dimension.product(self.kernel.axes[a].extent for a in axes)
 
     def emit(self) -> Emitted:
         operand = _operand_dtype(self.root)
@@ -139,8 +147,8 @@ class _Contract:
                 code.line("down = first + inside % rows_here")
                 code.line("across = inside // rows_here")
             batch = self._batch_axes(renderer)
-            m_dim = self._span(renderer, "m", "down", tile.rows, self.rows, root.m, "[:, None]")
-            n_dim = self._span(renderer, "n", "across", tile.columns, self.columns, root.n, "[None, :]")
+            m_dim, m = self._span(renderer, "m", "down", tile.rows, self.row_axes, "[:, None]")
+            n_dim, n = self._span(renderer, "n", "across", tile.columns, self.column_axes, "[None, :]")
             outer = Scope(renderer, batch, [], "(1, 1)")
             code.line(f"acc = tl.zeros(({tile.rows}, {tile.columns}), tl.float32)")
             whole = isinstance(self.summed, int) and self.summed % tile.summed == 0
@@ -148,19 +156,19 @@ class _Contract:
                 code.line(f"k = {renderer.index('at')} + tl.arange(0, {tile.summed})")
                 mask = None if whole else f"(k < {self.dims.text(self.summed)})"
                 left = Scope(
-                    renderer, {root.m: "m", root.k: "k[None, :]"},
+                    renderer, {**m, root.k: "k[None, :]"},
                     [m_dim, TileDim(frozenset({root.k}), mask and f"{mask}[None, :]")],
                     f"({tile.rows}, {tile.summed})", outer,
                 )  # fmt: skip
                 right = Scope(
-                    renderer, {root.n: "n", root.k: "k[:, None]"},
+                    renderer, {**n, root.k: "k[:, None]"},
                     [TileDim(frozenset({root.k}), mask and f"{mask}[:, None]"), n_dim],
                     f"({tile.summed}, {tile.columns})", outer,
                 )  # fmt: skip
                 a, b = (self._operand(scope, expr, operand) for scope, expr in ((left, root.a), (right, root.b)))
                 precision = '"ieee"' if operand == F32 and "tf32" not in self.target.features else '"tf32"'
                 code.line(f"acc = tl.dot({a}, {b}, acc, input_precision={precision})")
-            self._store(renderer, outer, [m_dim, n_dim], f"({tile.rows}, {tile.columns})", "acc")
+            self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({tile.rows}, {tile.columns})", "acc")
         return self._finish(tiling, tile.warps, tile.stages, f"tiles of {tile}")
 
     def _operand(self, scope: Scope, expr: Expr, operand: DType) -> str:
@@ -174,31 +182,39 @@ class _Contract:
         return scope.define(f"tl.where({' & '.join(masks)}, {text}, 0.0).to({text}.dtype)") if masks else text
 
     def _batch_axes(self, renderer: Renderer) -> dict[int, str]:
+        return self._indices(self.batch_axes, renderer.index("sample"))
+
+    def _indices(self, axes: Sequence[int], flat: str) -> dict[int, str]:
+        """The indices of axes from their common position, the last axis innermost; writes them."""
         found: dict[int, str] = {}
-        rest = renderer.index("sample")
-        for number in reversed(self.root.batch):
-            extent = self.kernel.axes[number].extent
-            if extent == 1:
-                found[number] = "0"
-                continue
-            name = f"b{number}"
-            self.code.line(f"{name} = {rest} % {self.dims.text(extent)}")
-            found[number] = name
-            self.code.line(f"left{number} = {rest} // {self.dims.text(extent)}")
-            rest = f"left{number}"
+        rest, wanted = flat, [a for a in axes if self.kernel.axes[a].extent != 1]
+        for position, number in reversed(list(enumerate(wanted))):
+            extent = self.dims.text(self.kernel.axes[number].extent)
+            if position == 0:
+                found[number] = rest
+                break
+            self.code.line(f"i{number} = {rest} % {extent}")
+            self.code.line(f"left{number} = {rest} // {extent}")
+            found[number], rest = f"i{number}", f"left{number}"
         return found
 
-    def _span(self, renderer: Renderer, name: str, tile: str, size: int, extent: Dim, axis: int, turn: str) -> TileDim:
-        """Writes the indices of a tile along an axis, and which are inside."""
+    def _span(
+        self, renderer: Renderer, name: str, tile: str, size: int, axes: Sequence[int], turn: str
+    ) -> tuple[TileDim, dict[int, str]]:
+        """Writes the positions of a tile along axes, and which are inside; also the axes' indices."""
+        extent = self._extent(axes)
         self.code.line(f"{name} = ({renderer.index(tile)} * {size} + tl.arange(0, {size})){turn}")
-        if isinstance(extent, int) and extent > 0 and extent % size == 0:
-            return TileDim(frozenset({axis}), None)
-        self.code.line(f"{name}_inside = {name} < {self.dims.text(extent)}")
-        return TileDim(frozenset({axis}), f"{name}_inside")
+        mask = None
+        if not (isinstance(extent, int) and extent > 0 and extent % size == 0):
+            mask = f"{name}_inside"
+            self.code.line(f"{mask} = {name} < {self.dims.text(extent)}")
+        return TileDim(frozenset(axes), mask), self._indices(axes, name)
 
-    def _store(self, renderer: Renderer, outer: Scope, dims: list[TileDim], shape: str, sums: str) -> None:
+    def _store(
+        self, renderer: Renderer, outer: Scope, places: Mapping[int, str], dims: list[TileDim], shape: str, sums: str
+    ) -> None:
         """The epilogue: every store of the kernel, of the tile's sums."""
-        scope = Scope(renderer, {self.root.m: "m", self.root.n: "n"}, dims, shape, outer, roots={0: sums})
+        scope = Scope(renderer, places, dims, shape, outer, roots={0: sums})
         for store in self.kernel.stores:
             scope.store(store)
 
@@ -238,7 +254,7 @@ class _Contract:
             early.line(f"across = {program} % {self.dims.text(across)}")
             body, self.code = self.code, early
             batch = self._batch_axes(renderer)
-            n_dim = self._span(renderer, "n", "across", width, self.columns, root.n, place)
+            n_dim, n = self._span(renderer, "n", "across", width, self.column_axes, place)
             self.code = body
             outer = Scope(renderer, batch, [], "(1, 1)")
 
@@ -251,12 +267,12 @@ class _Contract:
                     mask = "k_inside"
                 k_dim = TileDim(frozenset({root.k}), mask)
                 dims = [n_dim, k_dim] if along_k else [k_dim, n_dim]
-                right = Scope(renderer, {root.n: "n", root.k: "k"}, dims, shape, outer)
+                right = Scope(renderer, {**n, root.k: "k"}, dims, shape, outer)
                 return right, right.value(cast(root.b, F32))
 
             def sums(right: Scope, b: str, totals: Sequence[str], first: bool) -> None:
                 for m in range(self.rows if isinstance(self.rows, int) else 0):
-                    row = Scope(renderer, {root.m: str(m)}, right.dims, shape, right)
+                    row = Scope(renderer, self._row_places(m), right.dims, shape, right)
                     a = row.value(cast(root.a, F32))
                     mask = right.dims[axis].mask
                     product = f"{b} * {a}" if mask is None or self._plain(root) else f"tl.where({mask}, {b} * {a}, 0.0)"
@@ -281,12 +297,20 @@ class _Contract:
                 code.line(f"{name} = tl.sum({total} + tl.zeros({shape}, tl.float32), axis={axis}, keep_dims=True)")
                 one = [n_dim, TileDim(frozenset(), None)] if along_k else [TileDim(frozenset(), None), n_dim]
                 size = f"({width}, 1)" if along_k else f"(1, {width})"
-                scope = Scope(renderer, {root.m: str(m), root.n: "n"}, one, size, outer, roots={0: name})
-                for store in self.kernel.stores:
-                    scope.store(store)
+                self._store(renderer, outer, {**n, **self._row_places(m)}, one, size, name)
         tiling.code = code
         kind = "rows" if along_k else "columns"
         return self._finish(tiling, warps, 3, f"stream of {width} columns x {piece}, {kind} together, {warps} warps")
+
+    def _row_places(self, row: int) -> dict[int, str]:
+        """The indices of the row axes at one of few rows."""
+        found: dict[int, str] = {}
+        for number in reversed(self.row_axes):
+            extent = self.kernel.axes[number].extent
+            assert isinstance(extent, int)
+            found[number] = str(row % extent)
+            row //= extent
+        return found
 
     def _plain(self, root: ContractRoot) -> bool:
         """Whether both operands are loads, which give 0 behind the end."""
@@ -295,7 +319,8 @@ class _Contract:
     def _runs_along_k(self) -> bool:
         """Whether neighbours in memory of the other matrix are elements that are summed."""
         loads = [node for node in walk(self.root.b) if node.op == "load"]
-        return all(affine_of(node.args[0]).coefficients.get(self.root.n) != 1 for node in loads)
+        offsets = [affine_of(node.args[0]) for node in loads]
+        return all(offset.coefficients.get(a) != 1 for offset in offsets for a in self.column_axes)
 
     def _is_weight(self, expr: Expr) -> bool:
         loads = [node for node in walk(expr) if node.op == "load"]
@@ -318,17 +343,15 @@ class _Contract:
             code.line(f"down = tile // {self.dims.text(across)}")
             code.line(f"across = tile % {self.dims.text(across)}")
             batch = self._batch_axes(renderer)
-            m_dim = self._span(renderer, "m", "down", size, self.rows, root.m, "[:, None]")
-            n_dim = self._span(renderer, "n", "across", size, self.columns, root.n, "[None, :]")
+            m_dim, m = self._span(renderer, "m", "down", size, self.row_axes, "[:, None]")
+            n_dim, n = self._span(renderer, "n", "across", size, self.column_axes, "[None, :]")
             outer = Scope(renderer, batch, [], "(1, 1)")
             code.line(f"acc = tl.zeros(({size}, {size}), {kind})")
             with code.block(f"for k in range(0, {self.dims.text(self.summed)})"):
-                inner = Scope(
-                    renderer, {root.m: "m", root.n: "n", root.k: "k"}, [m_dim, n_dim], f"({size}, {size})", outer
-                )
+                inner = Scope(renderer, {**m, **n, root.k: "k"}, [m_dim, n_dim], f"({size}, {size})", outer)
                 a, b = (inner.value(cast(expr, root.accumulate)) for expr in (root.a, root.b))
                 code.line(f"acc += ({a} * {b}).to({kind})")
-            self._store(renderer, outer, [m_dim, n_dim], f"({size}, {size})", "acc")
+            self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({size}, {size})", "acc")
         return self._finish(tiling, 4, 1, f"elements, tiles of {size} x {size}")
 
 
