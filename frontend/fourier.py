@@ -9,6 +9,8 @@ transforms have a power of two as their length (L. Bluestein, 1970). Tables are 
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from aot import dtypes
@@ -24,6 +26,7 @@ LARGEST_DIRECT = 128
 """Samples of a transform that is one product."""
 LARGEST_PRIME = 509
 """A larger prime factor makes the transform a convolution."""
+_STAGE = 96  # products of an element that take as long as its turn and the transposition of a stage
 
 
 def table(length: int, bins: int, inverse: bool, scale: float = 1.0) -> tuple[Array, Array]:
@@ -123,36 +126,25 @@ def multiplied(builder: KnownBuilder, x: Parts, cos: Value, sin: Value) -> tuple
     )
 
 
-def _prime_factors(number: int) -> list[int]:
-    found: list[int] = []
+def _largest_prime(number: int) -> int:
+    """The largest prime factor."""
     divisor = 2
     while divisor * divisor <= number:
-        while number % divisor == 0:
-            found.append(divisor)
+        while number % divisor == 0 and number > divisor:
             number //= divisor
         divisor += 1
-    return found + ([number] if number > 1 else [])
+    return number
 
 
-def _stage(length: int) -> int:
-    """The first factor of a length: of those up to the largest direct one, what makes the fewest products."""
-    divisors = [a for a in range(2, LARGEST_DIRECT + 1) if length % a == 0 and length // a > 1]
-    if not divisors:
-        return max(_prime_factors(length)[0], 1)
-
-    def cost(first: int) -> int:
-        rest = length // first
-        return first + (rest if rest <= LARGEST_DIRECT else _stage_cost(rest))
-
-    return min(divisors, key=lambda first: (cost(first), first))
-
-
-def _stage_cost(length: int) -> int:
-    """About how many products each element of a long transform takes."""
-    total = 16  # of a stage: turns and a transposition
-    for factor in _prime_factors(length):
-        total += factor
-    return total
+@functools.cache
+def _plan(length: int) -> tuple[int, int]:
+    """The first factor of a transform's stages (all of it: no stages), and about how many products an element takes."""
+    best = length, length
+    for first in range(2, LARGEST_PRIME + 1):
+        if length > LARGEST_DIRECT and length % first == 0 and first < length:
+            cost = first + _STAGE + _plan(length // first)[1]
+            best = min(best, (first, cost), key=lambda plan: plan[1])
+    return best
 
 
 class _Transform:
@@ -165,14 +157,10 @@ class _Transform:
 
     def run(self, x: Parts, length: int, scale: float, bins: int) -> tuple[Value, Value]:
         """Results 0 … bins - 1 along the last axis."""
-        if length <= LARGEST_DIRECT or length in (1, 2):
-            return self._direct(x, length, scale, bins)
-        largest = max(_prime_factors(length))
-        if largest > LARGEST_PRIME:
+        if length > LARGEST_DIRECT and _largest_prime(length) > LARGEST_PRIME:
             return self._as_convolution(x, length, scale, bins)
-        if largest == length:
-            return self._direct(x, length, scale, bins)
-        return self._in_stages(x, length, scale, bins)
+        first, _ = _plan(length)
+        return (self._direct if first == length else self._in_stages)(x, length, scale, bins)
 
     def _direct(self, x: Parts, length: int, scale: float, bins: int) -> tuple[Value, Value]:
         """One product of each part with cosines and sines, side by side."""
@@ -192,7 +180,7 @@ class _Transform:
 
     def _in_stages(self, x: Parts, length: int, scale: float, bins: int) -> tuple[Value, Value]:
         """Element a_ * b + b_ of the samples, element a_ + a * b_ of the results."""
-        first = _stage(length)
+        first, _ = _plan(length)
         rest = length // first
         lead = x[0].type.shape[:-1]
         real, imaginary = x

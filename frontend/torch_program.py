@@ -106,11 +106,21 @@ def decompose(program: Any) -> Any:
     import torch
 
     table = torch.export.default_decompositions()
+    whole = KEPT_WHOLE - ({"aten.instance_norm"} if _updates_instance_statistics(program) else set())
     for op in list(table):
         name = str(op)
-        if name in KEPT_WHOLE or name.rpartition(".")[0] in KEPT_WHOLE:
+        if name in whole or name.rpartition(".")[0] in whole:
             table.pop(op)
     return program.run_decompositions(table)
+
+
+def _updates_instance_statistics(program: Any) -> bool:
+    """Whether an instance_norm changes the running statistics that it is given; whole, it would not say so."""
+    return any(
+        str(node.target) == "aten.instance_norm.default" and len(node.args) > 5 and node.args[3] is not None
+        and bool(node.args[5])
+        for node in program.graph.nodes
+    )  # fmt: skip
 
 
 def _program_digest(program: Any) -> str:

@@ -62,13 +62,14 @@ def test_native_forms_give_their_statistics() -> None:
     check(lambda t: torch.ops.aten.native_batch_norm(t, C, C, None, None, True, 0.1, 1e-5), x(4, 6, 7))
 
 
-def test_running_statistics_are_state() -> None:
+@pytest.mark.parametrize("kind", ["batch", "instance"])
+def test_running_statistics_are_state(kind: str) -> None:
     import numpy as np
 
     from aot.evaluate import evaluate
     from aot.frontend import load
 
-    model = torch.nn.BatchNorm1d(6)
+    model = torch.nn.BatchNorm1d(6) if kind == "batch" else torch.nn.InstanceNorm1d(6, track_running_stats=True)
     program = torch.export.export(model, (x(4, 6),), strict=False)
     graph = load(program)
     names = [value.name for value in graph.inputs]
