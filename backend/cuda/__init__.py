@@ -11,8 +11,9 @@ from aot.backend.cuda.architectures import architecture_of
 from aot.backend.cuda.attend import emit_attend
 from aot.backend.cuda.contract import emit_contract
 from aot.backend.cuda.loops import emit_loops
+from aot.backend.cuda.scatter import emit_scatter
 from aot.errors import CompilerError
-from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind
+from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot
 from aot.target import Target
 
 
@@ -22,7 +23,7 @@ class CudaBackend:
     name = "cuda"
     default_architectures: tuple[str, ...] = ("sm_90a",)
     kinds: frozenset[Kind] = frozenset(
-        {Kind.MAP, Kind.REDUCE, Kind.ROW, Kind.GATHER, Kind.VIEW, Kind.CONTRACT, Kind.ATTEND, Kind.KERNEL}
+        {Kind.MAP, Kind.REDUCE, Kind.ROW, Kind.GATHER, Kind.VIEW, Kind.CONTRACT, Kind.ATTEND, Kind.SCATTER, Kind.KERNEL}
     )
     decomposes: frozenset[str] = frozenset()
 
@@ -36,6 +37,8 @@ class CudaBackend:
             return emit_contract(kernel, target)
         if isinstance(kernel.root, AttendRoot):
             return emit_attend(kernel, target)
+        if isinstance(kernel.root, OwnedRoot) and kernel.root.op in ("scatter_elements", "scatter_nd"):
+            return emit_scatter(kernel, target)
         raise CompilerError(f"the CUDA backend has no emitter for kernels of kind {kernel.kind.value}")
 
     def build(
