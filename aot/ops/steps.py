@@ -128,6 +128,9 @@ def _infer(attrs: Attrs, *types: TensorType) -> tuple[TensorType, ...]:
     for type_ in types:
         need_family("a recurrence's operand", type_, FLOAT)
     dtype = need_same_dtype(*types)
+    axis = int_attr(attrs, "axis")
+    if not 0 <= axis <= types[0].rank:
+        raise OpError(f"axis {axis} is out of range for states of rank {types[0].rank}")
     if dtype.bits < 32:
         raise OpError(f"a recurrence of {dtype} must be done in f32")
     shape = types[0].shape
@@ -137,7 +140,7 @@ def _infer(attrs: Attrs, *types: TensorType) -> tuple[TensorType, ...]:
             same_extent(left, right, "the initial states")
     for type_ in types[states:]:
         need_rank("what a recurrence is given", type_, len(shape) + 1, len(shape) + 1)
-        for have, want in zip(type_.shape, (steps, *shape), strict=True):
+        for have, want in zip(type_.shape, (*shape[:axis], steps, *shape[axis:]), strict=True):
             if have != 1:
                 same_extent(have, want, "what a recurrence is given, and its states")
     used = leaves_of(text)
@@ -146,7 +149,7 @@ def _infer(attrs: Attrs, *types: TensorType) -> tuple[TensorType, ...]:
     if set(used) - {"x", "h"}:
         raise OpError(f"an elementwise step has no {', '.join(sorted(set(used) - set('xh')))}")
     parse_step(text, lambda letter, number: expr.arg(number, dtype), dtype)
-    every = TensorType(dtype, (steps, *shape))
+    every = TensorType(dtype, (*shape[:axis], steps, *shape[axis:]))
     return (*[every] * results_of(text), *[TensorType(dtype, shape)] * states)
 
 
@@ -154,7 +157,8 @@ def _reference(attrs: Attrs, *arrays: Array) -> tuple[Array, ...]:
     count, steps, text = int_attr(attrs, "states"), int_attr(attrs, "steps"), step_of(attrs)
     dtype = arrays[0].dtype
     wide = [array.astype(np.float64) for array in arrays]
-    states, given = wide[:count], wide[count:]
+    axis = int_attr(attrs, "axis")
+    states, given = wide[:count], [np.moveaxis(array, axis, 0) for array in wide[count:]]
 
     def leaf(letter: str, number: int) -> Expr:
         return expr.arg(number if letter == "h" else count + number, dtypes.F64)
@@ -169,13 +173,16 @@ def _reference(attrs: Attrs, *arrays: Array) -> tuple[Array, ...]:
             rows.append(result)
         states = found[:count]
     with np.errstate(all="ignore"):
-        return tuple(np.ascontiguousarray(array).astype(dtype) for array in (*map(np.stack, stacked), *states))
+        every = [np.stack(rows, axis=axis) for rows in stacked]
+        return tuple(np.ascontiguousarray(array).astype(dtype) for array in (*every, *states))
 
 
 def _samples(rng: Any) -> list[Sample]:
-    def sample(steps: int, states: int, text: str, *shapes: tuple[int, ...], dtype: Any = np.float32) -> Sample:
+    def sample(
+        steps: int, states: int, text: str, *shapes: tuple[int, ...], dtype: Any = np.float32, axis: int = 0
+    ) -> Sample:
         operands = tuple(normal(rng, *shape, scale=0.6, dtype=dtype) for shape in shapes)
-        return Sample(operands, {"states": states, "steps": steps, "step": text}, 1e-4, 1e-5)
+        return Sample(operands, {"states": states, "steps": steps, "step": text, "axis": axis}, 1e-4, 1e-5)
 
     linear, fold = "x0 h0 mul x1 add", "h0 x0 max : ; h1 h0 $0 sub exp mul x1 add"
     found = [
@@ -187,6 +194,8 @@ def _samples(rng: Any) -> list[Sample]:
         sample(1, 1, "x0 0.0 gt h0 x0 select", (1,), (1, 1)),
         sample(7, 1, linear, (3, 40), (7, 3, 40), (7, 3, 40), dtype=np.float64),
     ]
+    found.append(sample(4, 1, linear, (3, 19), (3, 4, 19), (3, 1, 1), axis=1))
+    found.append(sample(5, 2, fold, (2, 18), (2, 18), (2, 18, 5), (1, 18, 5), axis=2))
     odd = (np.array([1.0, np.inf, np.nan], np.float32), np.array([[2.0, 0.0, 1.0]] * 4, np.float32))
     found.append(Sample(odd, {"states": 1, "steps": 4, "step": "x0 h0 mul 1.0 add"}))
     return found
@@ -195,12 +204,13 @@ def _samples(rng: Any) -> list[Sample]:
 register(
     OpDef(
         name="recur_map",
-        doc="Elementwise recurrences along the first axis: every step's states and other results, and the last states.",
+        doc="Elementwise recurrences along an axis: every step's states and other results, and the last states.",
         inputs=("*operands",), kind=Kind.RECUR, infer=_infer, samples=_samples,
         attrs={
             "step": AttrSpec("str", None, "the next states, then other results, over states h… and operands x…"),
             "states": AttrSpec("int", None, "how many of the operands are initial states, [...]; they come first"),
-            "steps": AttrSpec("int", None, "the extent of the axis; the other operands are [steps or 1, ...]"),
+            "steps": AttrSpec("int", None, "the extent of the axis; the other operands are [..., steps or 1, ...]"),
+            "axis": AttrSpec("int", 0, "where, among the axes of the states, the steps are"),
         },
         reference=_reference, cost_flops=4,
     )

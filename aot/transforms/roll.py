@@ -24,7 +24,7 @@ from aot.transforms.roll_batch import Stacker, joined_along, unstacked
 from aot.transforms.roll_find import LEAST_STEPS, Chain, find_chains
 from aot.transforms.roll_places import join_places, replaced
 from aot.transforms.roll_step import Body, Given, NotRolled, body_of
-from aot.transforms.shapes import as_int, emit, reshaped, transposed
+from aot.transforms.shapes import as_int, emit, perm_of, reshaped, transposed
 
 _RULE = "roll"
 
@@ -116,22 +116,23 @@ def _rolled(graph: Graph, chain: Chain, context: Context, rolled: set[Value]) ->
     except OpError as error:
         raise NotRolled(str(error)) from error
     mapping: dict[Value, Value] = {}
+    final: dict[Value, Value] = {}
     for step, ends_used in enumerate(used):
         for end in ends_used:
             if end not in ends and end not in wanted:
                 continue  # few steps are asked for it: they compute it again
             old = _value(chain, step, end)
-            final = last.get(end) if step == len(chain.steps) - 1 else None
-            alone = not any(end in other for other in used[:-1])
-            if final is not None and (alone or end not in every):
-                mapping[old] = reshaped(builder, final, old.type.shape)
-            elif end in every:
+            if step == len(chain.steps) - 1 and end in last:
+                final[old] = reshaped(builder, last[end], old.type.shape)
+            if end in every and not (old in final and not any(end in other for other in used[:-1])):
                 mapping[old] = unstacked(builder, every[end], step, old.type.shape)
+            elif old in final:
+                mapping[old] = final[old]
             else:
                 raise NotRolled("others read its second state, and not only the last one")
     if not context.allow(_RULE, chain.where):
         return None
-    result = replaced(graph, mapping, builder)
+    result = replaced(graph, mapping, builder, final)
     rolled.update(every.values())
     return result
 
@@ -166,32 +167,61 @@ def _elementwise(b: Builder, stacker: Stacker, chain: Chain, body: Body) -> _Res
         value = _as_float(b, _of_all_steps(b, stacker, chain, given), body)
         operands.append(reshaped(b, value, (value.type.shape[0], *given.shape)))
     shape = body.shape
-    groups = _merged([value.type.shape[1:] for value in operands], shape)
-    flat = tuple(product(shape[first:end]) for first, end in groups)
-    initial = [reshaped(b, value, flat) for value in chain.steps[0].states]
-    operands = [
-        reshaped(b, v, (v.type.shape[0], *(product(v.type.shape[1:][first:end]) for first, end in groups)))
-        for v in operands
-    ]
-    results = b.op("recur_map", *initial, *operands, step=body.step, states=len(initial), steps=steps)
+    axis = _axis_of(b, operands, shape)
+    groups = _merged([value.type.shape[1:] for value in operands], shape, axis)
+    before = sum(1 for _, end in groups if end <= axis)
+    operands = [_steps_at(b, value, groups, axis) for value in operands]
+    initial = [reshaped(b, value, _product_of(shape, groups)) for value in chain.steps[0].states]
+    results = b.op("recur_map", *initial, *operands, step=body.step, states=len(initial), steps=steps, axis=before)
     ends = [*chain.next_states, *body.outputs]
     every = {}
     for end, value in zip(ends, results, strict=False):
-        every[end] = reshaped(b, value, (steps, *_value(chain, 0, end).type.shape))
+        whole = reshaped(b, value, (*shape[:axis], steps, *shape[axis:]))
+        first = transposed(b, whole, (axis, *(a for a in range(len(shape) + 1) if a != axis)))
+        every[end] = reshaped(b, first, (steps, *_value(chain, 0, end).type.shape))
     return every, dict(zip(chain.next_states, results[len(ends) :], strict=True))
 
 
-def _merged(shapes: Sequence[tuple[Dim, ...]], shape: tuple[Dim, ...]) -> list[tuple[int, int]]:
-    """Ranges of axes along which every operand is either whole or broadcast, and so can be one axis."""
-    if not shape:
-        return [(0, 0)]
-    groups: list[tuple[int, int]] = []
-    for axis in range(len(shape)):
-        kinds = [each[axis] == 1 for each in shapes]
-        if groups and all((each[groups[-1][0]] == 1) == kind for each, kind in zip(shapes, kinds, strict=True)):
-            groups[-1] = groups[-1][0], axis + 1
+def _axis_of(b: Builder, operands: Sequence[Value], shape: Sequence[Dim]) -> int:
+    """Where, among the axes of the states, most operands have their steps in memory."""
+    maker = {value: node for node in b.nodes for value in node.outputs}
+    votes: dict[int, int] = {}
+    for value in operands:
+        node = maker.get(value)
+        while node is not None and node.op == "reshape":
+            node = maker.get(node.operands[0])
+        if value.type.shape[1:] == tuple(shape) and node is not None and node.op == "transpose":
+            source, place = node.operands[0].type.shape, perm_of(node)[0]
+            axis = sum(1 for extent in source[:place] if extent != 1)
+            votes[axis] = votes.get(axis, 0) + 1
         else:
-            groups.append((axis, axis + 1))
+            votes[0] = votes.get(0, 0)
+    return max(sorted(votes), key=lambda axis: votes[axis])
+
+
+def _product_of(shape: Sequence[Dim], groups: Sequence[tuple[int, int]]) -> tuple[Dim, ...]:
+    return tuple(product(shape[first:end]) for first, end in groups)
+
+
+def _steps_at(b: Builder, value: Value, groups: Sequence[tuple[int, int]], axis: int) -> Value:
+    """[T, …] with the steps at an axis of the states instead, and groups of the states' axes as one."""
+    count, *shape = value.type.shape
+    moved = transposed(b, value, (*range(1, axis + 1), 0, *range(axis + 1, len(shape) + 1)))
+    joined = list(_product_of(shape, groups))
+    joined.insert(sum(1 for _, end in groups if end <= axis), count)
+    return reshaped(b, moved, joined)
+
+
+def _merged(shapes: Sequence[tuple[Dim, ...]], shape: tuple[Dim, ...], axis: int) -> list[tuple[int, int]]:
+    """Ranges of axes, none across `axis`, along which every operand is either whole or broadcast: they can be one."""
+    groups: list[tuple[int, int]] = []
+    for place in range(len(shape)):
+        kinds = [each[place] == 1 for each in shapes]
+        alike = groups and all((each[groups[-1][0]] == 1) == kind for each, kind in zip(shapes, kinds, strict=True))
+        if alike and place != axis:
+            groups[-1] = groups[-1][0], place + 1
+        else:
+            groups.append((place, place + 1))
     return groups
 
 

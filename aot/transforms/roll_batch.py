@@ -57,7 +57,7 @@ class Stacker:
 
     def _but_one(self, values: Sequence[Value], depth: int) -> Value | None:
         """All but the first or the last one together: states as the steps find them."""
-        if len(values) < LEAST_STEPS or depth > _DEEPEST:
+        if len(values) < LEAST_STEPS or depth > _DEEPEST or any(value.type != values[0].type for value in values):
             return None
         for edge, rest in ((0, values[1:]), (-1, values[:-1])):
             makers = [self.producer.get(value) for value in rest]

@@ -181,15 +181,21 @@ def _plane(b: Builder, graph: Graph, link: _Link) -> Value:
 # The graph with other nodes.
 
 
-def replaced(graph: Graph, mapping: Mapping[Value, Value], builder: Builder) -> Graph:
-    """The graph with the values of `mapping` computed by the builder's nodes; outputs stay the values they are."""
+def replaced(
+    graph: Graph, mapping: Mapping[Value, Value], builder: Builder, results: Mapping[Value, Value] | None = None
+) -> Graph:
+    """The graph with the values of `mapping` computed by the builder's nodes; outputs stay the values they are.
+
+    `results`: what outputs of the graph are copied from instead.
+    """
+    sources = {**mapping, **(results or {})}
     named = set(graph.outputs) | {value for _, value in graph.state}
-    copies = [Node("copy", (new,), (old,), locs=builder.locs) for old, new in mapping.items() if old in named]
-    swapped = {old: new for old, new in mapping.items() if old not in named}
+    copies = [Node("copy", (sources[old],), (old,), locs=builder.locs) for old in mapping if old in named]
     nodes = []
     for node in graph.nodes:
         if not any(value in mapping for value in node.outputs):
-            inputs = tuple(None if v is None else swapped.get(v, v) for v in node.inputs)
+            taken = sources if node.op == "copy" else mapping
+            inputs = tuple(None if v is None else taken.get(v, v) for v in node.inputs)
             nodes.append(node if inputs == node.inputs else replace(node, inputs=inputs))
     consts = {**graph.consts, **builder.consts}
     return live(graph.with_(nodes=_sorted([*nodes, *builder.nodes, *copies]), consts=consts))
