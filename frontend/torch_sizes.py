@@ -52,14 +52,14 @@ class SizeReader:
         """A size, symbolic or not."""
         if isinstance(size, int | DimExpr):
             return size
-        return self._of(size.node.expr)
+        return self.of(size.node.expr)
 
     def element(self, value: Any) -> Any:
         """A size, a number or a condition: plain where torch knows it, else a Dim, or torch's own object."""
         if isinstance(value, bool | int | float):
             return value
         if type(value).__name__ == "SymInt":
-            return self._of(value.node.expr)
+            return self.of(value.node.expr)
         expression = value.node.expr
         if expression.is_number and type(value).__name__ == "SymFloat":
             return float(expression)
@@ -88,7 +88,8 @@ class SizeReader:
             if not isinstance(theirs, int) and theirs.node.expr.is_Symbol:
                 self.symbols.setdefault(str(theirs.node.expr), ours)
 
-    def _of(self, expression: Any) -> Dim:
+    def of(self, expression: Any) -> Dim:
+        """A sympy expression over sizes."""
         if expression.is_Integer:
             return int(expression)
         if expression.is_Symbol:
@@ -100,7 +101,7 @@ class SizeReader:
         kind = type(expression).__name__
         if kind in _ROUNDED:
             return self._rounded(kind, expression.args[0])
-        parts = [self._of(argument) for argument in expression.args] if kind not in ("Pow", "PowByNatural") else []
+        parts = [self.of(argument) for argument in expression.args] if kind not in ("Pow", "PowByNatural") else []
         if kind == "Add":
             return _sum(parts)
         if kind == "Mul":
@@ -109,7 +110,7 @@ class SizeReader:
             base, exponent = expression.args
             if not exponent.is_Integer or int(exponent) < 0:
                 raise UnsupportedError(f"the size {expression}")
-            return dimension.product([self._of(base)] * int(exponent))
+            return dimension.product([self.of(base)] * int(exponent))
         if kind in ("FloorDiv", "CleanDiv"):
             return dimension.floordiv(parts[0], parts[1])
         if kind == "CeilDiv":
@@ -129,8 +130,8 @@ class SizeReader:
     def _rounded(self, kind: str, inside: Any) -> Dim:
         """A quotient rounded up or down; a whole number as it is."""
         if type(inside).__name__ not in ("IntTrueDiv", "FloatTrueDiv"):
-            return self._of(inside)
-        numerator, denominator = (self._of(argument) for argument in inside.args)
+            return self.of(inside)
+        numerator, denominator = (self.of(argument) for argument in inside.args)
         up = kind in ("CeilToInt", "ceiling")
         return dimension.ceildiv(numerator, denominator) if up else dimension.floordiv(numerator, denominator)
 

@@ -72,47 +72,17 @@ UNORDERED = frozenset(
 
 def cases(names: Any = None, limit: int = 12, dtypes: tuple[str, ...] = DTYPES) -> Iterator[Case]:
     """The samples as cases. Complex tensors are passed, and returned, as pairs of real numbers."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    from tests.torch.suites import Case
-
-    class Call(torch.nn.Module):
-        """One sample: its op on the tensors in their places."""
-
-        def __init__(self, op: Any, leaves: list[Any], spec: Any, places: list[int]) -> None:
-            super().__init__()
-            self.given = (op, leaves, spec, places)
-
-        def __deepcopy__(self, memo: Any) -> Call:
-            return self  # it holds no state
-
-        def double(self) -> Call:
-            return self
-
-        def forward(self, *tensors: Any) -> Any:
-            op, leaves, spec, places = self.given
-            filled = list(leaves)
-            for place, tensor in zip(places, tensors, strict=True):
-                filled[place] = torch.view_as_complex(tensor) if leaves[place].is_complex() else tensor
-            first, args, kwargs = pytree.tree_unflatten(filled, spec)
-            return pytree.tree_map_only(torch.Tensor, real, op(first, *args, **kwargs))
-
-    def real(tensor: Any) -> Any:
-        return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    from tests.torch.suites import Call, Case
 
     for sample in samples(names, limit, dtypes):
-        leaves, spec = pytree.tree_flatten(sample.arguments)
-        places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        tensors = [real(leaves[place].detach()).clone() for place in places]
+        first, args, kwargs = sample.arguments
+        call = Call(sample.op, (first, *args), kwargs)
         base = sample.name.partition(".")[0]
-        judge = "shapes" if base in UNWRITTEN else "values"
-        same = _same_elements if base in UNORDERED else None
-        module = Call(sample.op, leaves, spec, places)
-        yield Case(sample.name, sample.dtype, sample.number, module, tensors, judge, same)
+        same = same_elements if base in UNORDERED else None
+        yield Case(sample.name, sample.dtype, sample.number, call, call.tensors(), base in UNWRITTEN, same)
 
 
-def _same_elements(mine: Any, theirs: Any, tensors: Any) -> str:
+def same_elements(mine: Any, theirs: Any, tensors: Any) -> str:
     """Whether indices that differ name equal elements along some axis; other results must be equal."""
     from tests.torch.suites import differences
 
