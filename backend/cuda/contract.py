@@ -10,20 +10,21 @@ columns whole, and what is a weight it begins to read before its predecessors ha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aot import dims as dimension
 from aot.backend.affine import affine_of
-from aot.backend.base import Emitted
+from aot.backend.base import Emitted, PackedOperand
 from aot.backend.cuda.code import Code, DimTable, register_dtype, register_type
 from aot.backend.cuda.frame import Tiling, finish, power_of_two
 from aot.backend.cuda.render import Renderer, Scope, TileDim
 from aot.backend.nest import flatten, free_axes
 from aot.dims import Dim, typical
-from aot.dtypes import BF16, F16, F32, DType
+from aot.dtypes import BF16, F16, F32, I64, DType
 from aot.errors import CompilerError
-from aot.expr import Expr, cast, walk
+from aot.expr import Expr, axis, cast, const, walk
 from aot.kernel import ContractRoot, Kernel
+from aot.program import RecipeOp, RecipeStep
 from aot.target import Target
 
 FEW_ROWS = 4
@@ -50,6 +51,18 @@ class Tile:
         return f"{self.rows} x {self.columns} x {self.summed}, {self.warps} warps, {self.stages} stages"
 
 
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """How the other matrix of a product with few rows is read: columns and summed elements at a time, warps."""
+
+    columns: int
+    summed: int
+    warps: int
+
+    def __str__(self) -> str:
+        return f"{self.columns} columns x {self.summed}, {self.warps} warps"
+
+
 TILES = (
     Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 4, 4), Tile(128, 64, 64, 4, 4), Tile(64, 128, 64, 4, 4),
     Tile(64, 64, 64, 4, 5), Tile(64, 32, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(32, 32, 128, 4, 4),
@@ -58,17 +71,18 @@ TILES = (
 SINGLE_TILES = (Tile(64, 64, 32, 4, 3), Tile(64, 32, 32, 4, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 64, 4, 3))
 
 
-def emit_contract(kernel: Kernel, target: Target) -> Emitted:
-    """Triton for a kernel with a ContractRoot."""
-    return _Contract(kernel, target).emit()
+def emit_contract(kernel: Kernel, target: Target, schedule: Tile | Stream | None = None) -> Emitted:
+    """Triton for a kernel with a ContractRoot; with `schedule`, cut as it says, where its form is possible."""
+    return _Contract(kernel, target, schedule).emit()
 
 
 class _Contract:
-    def __init__(self, kernel: Kernel, target: Target) -> None:
+    def __init__(self, kernel: Kernel, target: Target, schedule: Tile | Stream | None) -> None:
         root = kernel.root
         if not isinstance(root, ContractRoot):
             raise CompilerError(f"{kernel.name}: not a matrix product")
-        self.source, self.target = kernel, target
+        self.source, self.target, self.schedule = kernel, target, schedule
+        self.packed: dict[int, PackedOperand] = {}
         self.kernel = flatten(kernel, merge=False)
         assert isinstance(self.kernel.root, ContractRoot)
         self.root = self.kernel.root
@@ -88,7 +102,8 @@ class _Contract:
     def emit(self) -> Emitted:
         operand = _operand_dtype(self.root)
         if operand in (F16, BF16, F32) and self.root.accumulate == F32:
-            if isinstance(self.rows, int) and self.rows <= FEW_ROWS:
+            few = isinstance(self.rows, int) and self.rows <= FEW_ROWS
+            if isinstance(self.schedule, Stream) or (few and self.schedule is None):
                 return self._stream()
             return self._tiles(operand)
         return self._elements()
@@ -97,14 +112,17 @@ class _Contract:
         return self.batch * self.rows * self.columns * self.summed * 2
 
     def _finish(self, tiling: Tiling, warps: int, stages: int, schedule: str) -> Emitted:
-        return finish(
+        made = finish(
             self.source, tiling, warps=warps, stages=stages, schedule=schedule, flops=self._flops(), early=self.early
         )
+        return replace(made, packed=self.packed)
 
     # Tiles.
 
     def _choose(self, operand: DType) -> Tile:
         """The tile whose modelled time is least, for typical sizes."""
+        if isinstance(self.schedule, Tile):
+            return self.schedule
         rows, columns, summed, batch = map(typical, (self.rows, self.columns, self.summed, self.batch))
         processors = int(self.target.numbers["multiprocessors"])
 
@@ -224,21 +242,11 @@ class _Contract:
         """Few rows: a program reads some columns of the other matrix and sums each against every row."""
         root, code = self.root, self.code
         assert isinstance(self.rows, int)
+        self._pack()
+        root = self.root
         along_k = self._runs_along_k()
-        summed, columns = typical(self.summed), typical(self.columns)
-        processors = int(self.target.numbers["multiprocessors"])
-        if along_k:
-            piece = min(power_of_two(max(summed, 1)), 2048)
-            width = max(STREAM_ELEMENTS // piece, 1)
-            while width > 1 and columns * typical(self.batch) // width < 3 * processors:
-                width //= 2
-        else:
-            width = 64
-            while width > 16 and columns * typical(self.batch) // width < processors:
-                width //= 2
-            piece = min(power_of_two(max(summed, 1)), STREAM_ELEMENTS // width)
-        width = min(width, power_of_two(max(columns, 1)))
-        warps = min(max(width * piece // 1024, 2), 8)
+        stream = self.schedule if isinstance(self.schedule, Stream) else self._choose_stream(along_k)
+        width, piece = stream.columns, stream.summed
         whole = isinstance(self.summed, int) and self.summed > 0 and self.summed % piece == 0
         single = isinstance(self.summed, int) and self.summed <= piece
         tiling = Tiling(self.early, self.dims)
@@ -246,7 +254,7 @@ class _Contract:
         across = dimension.ceildiv(self.columns, width)
         place, turned = ("[:, None]", "[None, :]") if along_k else ("[None, :]", "[:, None]")
         shape = f"({width}, {piece})" if along_k else f"({piece}, {width})"
-        axis = 1 if along_k else 0
+        summed_along = 1 if along_k else 0
         constant = self._is_weight(root.b)
         with tiling.programs(self.batch * across) as program:
             early = self.early
@@ -274,7 +282,7 @@ class _Contract:
                 for m in range(self.rows if isinstance(self.rows, int) else 0):
                     row = Scope(renderer, self._row_places(m), right.dims, shape, right)
                     a = row.value(cast(root.a, F32))
-                    mask = right.dims[axis].mask
+                    mask = right.dims[summed_along].mask
                     product = f"{b} * {a}" if mask is None or self._plain(root) else f"tl.where({mask}, {b} * {a}, 0.0)"
                     renderer.code.line(f"{totals[m]} = {product}" if first else f"{totals[m]} += {product}")
 
@@ -294,13 +302,62 @@ class _Contract:
                         sums(*weights("at"), totals, False)
             for m, total in enumerate(totals):
                 name = f"row{m}"
-                code.line(f"{name} = tl.sum({total} + tl.zeros({shape}, tl.float32), axis={axis}, keep_dims=True)")
+                code.line(
+                    f"{name} = tl.sum({total} + tl.zeros({shape}, tl.float32), axis={summed_along}, keep_dims=True)"
+                )
                 one = [n_dim, TileDim(frozenset(), None)] if along_k else [TileDim(frozenset(), None), n_dim]
                 size = f"({width}, 1)" if along_k else f"(1, {width})"
                 self._store(renderer, outer, {**n, **self._row_places(m)}, one, size, name)
         tiling.code = code
-        kind = "rows" if along_k else "columns"
-        return self._finish(tiling, warps, 3, f"stream of {width} columns x {piece}, {kind} together, {warps} warps")
+        return self._finish(tiling, stream.warps, 3, f"stream of {stream}{'' if along_k else ', columns together'}")
+
+    def _choose_stream(self, along_k: bool) -> Stream:
+        """Enough programs for every multiprocessor, each with as many bytes under way as registers hold."""
+        summed, columns, batch = map(typical, (self.summed, self.columns, self.batch))
+        processors = int(self.target.numbers["multiprocessors"])
+        if along_k:
+            piece = min(power_of_two(max(summed, 1)), 2048)
+            width = max(STREAM_ELEMENTS // piece, 1)
+            while width > 1 and columns * batch // width < 3 * processors:
+                width //= 2
+        else:
+            width = 64
+            while width > 16 and columns * batch // width < processors:
+                width //= 2
+            piece = min(power_of_two(max(summed, 1)), STREAM_ELEMENTS // width)
+        width = min(width, power_of_two(max(columns, 1)))
+        return Stream(width, piece, min(max(width * piece // 1024, 2), 8))
+
+    def _pack(self) -> None:
+        """Asks for a weight with what is summed innermost, so that neighbours in memory are summed by neighbours."""
+        root, original = self.root, self.source.root
+        assert isinstance(original, ContractRoot)
+        load = original.b
+        wanted = [*(a for a in self.column_axes if self.kernel.axes[a].extent != 1), root.k]
+        shape = tuple(self.kernel.axes[a].extent for a in wanted)
+        others = [root.a, *(store.value for store in self.kernel.stores)]
+        if any(node.op == "load" and node.payload == load.payload for other in others for node in walk(other)):
+            return
+        if load.op != "load" or not self._is_weight(root.b) or self._runs_along_k() or self.batch != 1:
+            return
+        type_ = self.source.inputs[load.payload].type
+        if len(load.args) != type_.rank or any(a.op not in ("axis", "const") for a in load.args):
+            return
+        if not all(isinstance(extent, int) for extent in shape):
+            return
+        coefficients = tuple(
+            tuple(int(index.op == "axis" and index.payload == a) for a in wanted) for index in load.args
+        )
+        sizes = tuple(extent for extent in shape if isinstance(extent, int))
+        step = RecipeStep(RecipeOp.PACK, shape=sizes, coefficients=coefficients)
+        self.packed[load.payload] = PackedOperand((step,), type_.dtype.number, sizes)
+        offset, stride = const(0, I64), 1
+        for number, extent in reversed(list(zip(wanted, sizes, strict=True))):
+            offset = offset + axis(number) * stride
+            stride *= extent
+        packed = Expr("load", (offset,), load.dtype, load.payload)
+        self.root = replace(root, b=packed)
+        self.kernel = replace(self.kernel, root=self.root)
 
     def _row_places(self, row: int) -> dict[int, str]:
         """The indices of the row axes at one of few rows."""

@@ -14,9 +14,13 @@ import numpy as np
 from triton.runtime import interpreter
 
 from aot import dims as dimension
+from aot import recipe
 from aot.backend.base import Emitted
 from aot.backend.cuda.compile import module_text
+from aot.dtypes import from_numpy
+from aot.ir import TensorType, const_of
 from aot.kernel import Kernel
+from aot.program import Source
 from tests.backend.harness import Storage
 
 _NATIVE_DOT = interpreter.InterpreterBuilder.create_dot
@@ -55,6 +59,34 @@ def load(source: str) -> Any:
     return _LOADED[source]
 
 
+def laid_out(
+    kernel: Kernel, emitted: Emitted, inputs: Sequence[np.ndarray], symbols: Mapping[str, int]
+) -> list[Storage]:
+    """The inputs in memory as the kernel's types say, or packed as it asks."""
+    storages = []
+    for number, (operand, array) in enumerate(zip(kernel.inputs, inputs, strict=True)):
+        packed = emitted.packed.get(number)
+        if packed is not None:
+            steps = (recipe.source(0), *packed.recipe)
+            made = recipe.run(steps, [Source("w", const_of(np.ascontiguousarray(array)))])
+            assert made.shape == packed.shape and from_numpy(made.dtype).number == packed.dtype
+            storage = Storage(TensorType(operand.type.dtype, packed.shape), symbols)
+            storage.logical[...] = made
+            storages.append(storage)
+            continue
+        storage = Storage(operand.type, symbols)
+        if 0 not in storage.shape:
+            storage.with_halo()[...] = 0
+            storage.logical[...] = array
+        storages.append(storage)
+    return storages
+
+
+def blank(kernel: Kernel, symbols: Mapping[str, int]) -> list[Storage]:
+    """Poisoned memory for the outputs."""
+    return [Storage(operand.type, symbols, 0xFF) for operand in kernel.outputs]
+
+
 def run(
     kernel: Kernel, emitted: Emitted, inputs: Sequence[np.ndarray], symbols: Mapping[str, int] | None = None
 ) -> list[np.ndarray]:
@@ -62,22 +94,16 @@ def run(
     import torch
 
     symbols = symbols or {}
-    storages = []
-    for operand, array in zip(kernel.inputs, inputs, strict=True):
-        storage = Storage(operand.type, symbols)
-        if 0 not in storage.shape:
-            storage.with_halo()[...] = 0
-            storage.logical[...] = array
-        storages.append(storage)
+    storages = laid_out(kernel, emitted, inputs, symbols)
     before = [storage.all.copy() for storage in storages]
-    outputs = [Storage(operand.type, symbols, 0xFF) for operand in kernel.outputs]
+    outputs = blank(kernel, symbols)
     pointers = []
     for operand, storage in zip((*kernel.inputs, *kernel.outputs), (*storages, *outputs), strict=True):
         item = operand.type.dtype.itemsize_bytes
         whole = torch.from_numpy(storage.bytes[: len(storage.bytes) // item * item])
         pointers.append(whole.view(getattr(torch, _TORCH.get(operand.type.dtype.name, operand.type.dtype.name))))
     numbers = [dimension.evaluate(d, symbols) for d in emitted.dims]
-    assert emitted.grid is not None
+    assert emitted.grid
     grid = tuple(dimension.evaluate(d, symbols) for d in emitted.grid)
     if all(grid):
         with np.errstate(all="ignore"):

@@ -17,7 +17,7 @@ from aot.dtypes import BF16, F16, F32, DType
 from aot.ir import Layout
 from aot.kernel import AttendRoot, Kernel
 from tests.backend.kernels import attend_kernel
-from tests.cuda.interpreter import run
+from tests.cuda import interpreter
 
 BACKEND = CudaBackend()
 TARGET = BACKEND.target("sm_90a")
@@ -35,7 +35,7 @@ def check(kernel: Kernel, symbols: dict[str, int] | None = None) -> None:
             values = (values > -0.5).astype(np.float64)
         arrays.append(values.astype(operand.type.dtype.numpy))
     kernel = replace(kernel, root=replace(root, accumulate=F32))
-    (result,) = run(kernel, BACKEND.emit(kernel, TARGET), arrays, symbols)
+    (result,) = interpreter.run(kernel, BACKEND.emit(kernel, TARGET), arrays, symbols)
     q, k, v, *rest = (a.astype(np.float64) for a in arrays)
     k, v = (np.repeat(a, q.shape[1] // a.shape[1], axis=1) for a in (k, v))
     scores = q @ np.swapaxes(k, -1, -2) * root.scale
@@ -74,7 +74,9 @@ def test_masks_and_heads() -> None:
 
 def test_nothing_to_see() -> None:
     kernel = attend_kernel(2, 2, 3, 0, 16)
-    (result,) = run(kernel, BACKEND.emit(kernel, TARGET), [np.ones((2, 2, s, 16), np.float32) for s in (3, 0, 0)])
+    (result,) = interpreter.run(
+        kernel, BACKEND.emit(kernel, TARGET), [np.ones((2, 2, s, 16), np.float32) for s in (3, 0, 0)]
+    )
     assert (result == 0).all()
 
 

@@ -15,7 +15,7 @@ from aot.ir import Layout
 from aot.kernel import ContractRoot, Kernel
 from tests.backend.kernels import matmul_kernel
 from tests.backend.test_contract import SHAPES, transposed_b
-from tests.cuda.interpreter import run
+from tests.cuda import interpreter
 
 BACKEND = CudaBackend()
 TARGET = BACKEND.target("sm_90a")
@@ -34,7 +34,7 @@ def check(kernel: Kernel, symbols: dict[str, int] | None = None, seed: int = 0) 
             else random.integers(-50, 50, shape).astype(dtype.numpy)
         )
     emitted = BACKEND.emit(kernel, TARGET)
-    (result,) = run(kernel, emitted, arrays, symbols)
+    (result,) = interpreter.run(kernel, emitted, arrays, symbols)
     root = kernel.root
     assert isinstance(root, ContractRoot)
     wide = [a.astype(np.float64) if a.dtype.kind not in "iu" else a for a in arrays]

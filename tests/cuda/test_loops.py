@@ -20,7 +20,7 @@ from aot.ir import Layout, Value
 from aot.kernel import Kernel
 from aot.ops import OPS
 from tests.backend.test_loops import NHWC, NOT_ONE_KERNEL, SIZES, compare, graph_of, kernel_of, normal, op, single
-from tests.cuda.interpreter import run
+from tests.cuda import interpreter
 from tests.ops.samples import samples_of
 
 BACKEND = CudaBackend()
@@ -39,7 +39,7 @@ def check(
 ) -> Kernel:
     graph = graph_of(build, *arrays, shapes=shapes)
     kernel = kernel_of(graph, layouts, out)
-    got = run(kernel, BACKEND.emit(kernel, TARGET), arrays, symbols)
+    got = interpreter.run(kernel, BACKEND.emit(kernel, TARGET), arrays, symbols)
     for g, e in zip(got, evaluate(graph, list(arrays), symbols or {}), strict=True):
         compare(g, e, relative, absolute)
     return kernel
@@ -51,7 +51,7 @@ def test_every_op(name: str) -> None:
         kernel = single(name, sample)
         if kernel is None or kernel.kind not in BACKEND.kinds:
             continue
-        got = run(kernel, BACKEND.emit(kernel, TARGET), [a for a in sample.operands if a is not None])
+        got = interpreter.run(kernel, BACKEND.emit(kernel, TARGET), [a for a in sample.operands if a is not None])
         expected = evaluate_op(OPS[name], OPS[name].check_attrs(sample.attrs), sample.operands)
         for g, e in zip(got, expected, strict=True):
             compare(g, e, max(sample.relative, 2e-6), max(sample.absolute, 1e-7))

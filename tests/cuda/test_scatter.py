@@ -16,7 +16,7 @@ from aot.dtypes import from_numpy
 from aot.evaluate import evaluate_op
 from aot.ops import OPS
 from tests.backend.test_loops import NHWC, compare, graph_of, kernel_of, normal
-from tests.cuda.interpreter import run
+from tests.cuda import interpreter
 from tests.cuda.test_loops import check
 from tests.ops.samples import samples_of
 
@@ -33,7 +33,7 @@ def test_samples(name: str) -> None:
             builder.input(f"x{n}", from_numpy(a.dtype), a.shape) for n, a in enumerate(sample.operands) if a is not None
         ]
         kernel = kernel_of(builder.finish(builder.op(name, *given, **sample.attrs)))
-        got = run(kernel, BACKEND.emit(kernel, TARGET), [a for a in sample.operands if a is not None])
+        got = interpreter.run(kernel, BACKEND.emit(kernel, TARGET), [a for a in sample.operands if a is not None])
         want = evaluate_op(OPS[name], OPS[name].check_attrs(sample.attrs), sample.operands)
         compare(got[0], want[0], max(sample.relative, 1e-6), max(sample.absolute, 1e-7))
 
