@@ -22,19 +22,24 @@ def load(
     map_weights: bool = False,
     plan_cache_size: int = 8,
     temporary_directory: str | os.PathLike[str] | None = None,
+    device: int = 0,
+    context: int | None = None,
+    graphs: bool = True,
 ) -> Model:
     """Loads an artifact from a path or from its bytes.
 
     `threads`: how many a run uses, unless it has too little to do; by default the CPUs that this process may use.
-    `target`: run this target's code; by default the first that this CPU supports.
+    `target`: run this target's code; by default the first that this machine supports.
     `weights`: for artifacts built without them, the arrays by name, or the path of the external file.
     `verify_weights`: refuse weights that differ from those of the build.
     `map_weights`: use the mapped file instead of a copy in huge pages: less memory, often slower.
     `plan_cache_size`: for how many shapes each session keeps its plan.
     `temporary_directory`: a private folder for code, where the system forbids memfd_create.
+    `device`: the number of the GPU, for code that runs on one; `context`: a CUcontext instead of its primary one.
+    `graphs`: on a GPU, launch a run as one CUDA graph; without, kernel by kernel, with the same bits.
 
     Raises ArtifactError for a file that is damaged or of another version, TargetError where it has no
-    code for this CPU.
+    code for this machine.
     """
     return Model(
         artifact,
@@ -45,11 +50,14 @@ def load(
         map_weights=map_weights,
         plan_cache_size=plan_cache_size,
         temporary_directory=temporary_directory,
+        device=device,
+        context=context,
+        graphs=graphs,
     )
 
 
 def target_supported(target: str) -> bool:
-    """Whether this machine runs code of a target such as "cpu:x86-64-v4"."""
+    """Whether this machine runs code of a target such as "cpu:x86-64-v4" or, on its first GPU, "cuda:sm_90a"."""
     from aot.runtime._library import library
 
     return bool(library().aot_target_supported(target.encode()))

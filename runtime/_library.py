@@ -69,6 +69,9 @@ class LoadOptions(ctypes.Structure):
         ("weights", ctypes.POINTER(NamedTensor)),
         ("weights_path", _TEXT),
         ("temporary_directory", _TEXT),
+        ("device", _I32),
+        ("reserved", _I32),
+        ("context", _POINTER),
     )
 
 
@@ -85,6 +88,7 @@ class ProgramInfo(ctypes.Structure):
         ("kernel_count", _U32),
         ("step_count", _U32),
         ("code_bytes", _U64),
+        ("reason", _TEXT),
     )
 
 
@@ -155,6 +159,9 @@ class RunOptions(ctypes.Structure):
         ("deadline_ns", _U64),
         ("allocate_output", _POINTER),
         ("user", _POINTER),
+        ("stream", _POINTER),
+        ("flags", _U32),
+        ("reserved", _U32),
     )
 
 
@@ -189,6 +196,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "aot_model_program_step_loc": (_TEXT, (_POINTER, _U32, _U32, _U32)),
     "aot_model_meta": (_POINTER, (_POINTER, _POINTER)),
     "aot_model_weight_bytes": (_U64, (_POINTER,)),
+    "aot_model_device": (_I32, (_POINTER,)),
+    "aot_device_allocate": (_I32, (_POINTER, ctypes.c_size_t, _POINTER, _POINTER)),
+    "aot_device_free": (None, (_POINTER, _POINTER)),
+    "aot_device_copy": (_I32, (_POINTER, _POINTER, _POINTER, ctypes.c_size_t, _POINTER, _POINTER)),
     "aot_session_create": (_I32, (_POINTER, _POINTER, _POINTER, _POINTER)),
     "aot_session_destroy": (None, (_POINTER,)),
     "aot_session_run": (_I32, (_POINTER, _POINTER, _U32, _POINTER, _U32, _POINTER, _POINTER)),
@@ -211,6 +222,7 @@ _ERRORS: dict[int, type[AotError]] = {
     7: RunError,
     8: ArtifactError,
     9: ArtifactError,
+    11: RunError,
 }
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from aot.runtime import _library as native
 from aot.runtime import _tensors
 
 _MAP_WEIGHTS, _ANY_WEIGHTS = 1, 2
-_PROFILE = 1
+_PROFILE, _NO_GRAPH = 1, 4
 _LONGEST_SECONDS = 1e9  # a longer timeout is none
 _I64 = range(-(1 << 63), 1 << 63)
 # The element types that numpy exports through the buffer protocol.
@@ -66,8 +67,9 @@ class StateSpec(NamedTuple):
 class ProgramSpec(NamedTuple):
     """A program of the artifact: one target, and one variant (fixed extents) or "" for the general one.
 
-    `planner`: the method that placed its buffers. `supported`: this CPU runs its code. `selected`: this process runs
-    it. `kernels` are distinct functions, `steps` are launches in a run.
+    `planner`: the method that placed its buffers. `supported`: this CPU, or the first GPU, runs its code. `selected`:
+    this process runs it, and otherwise `reason` says why not. `kernels` are distinct functions, `steps` are launches
+    in a run.
     """
 
     target: str
@@ -78,14 +80,16 @@ class ProgramSpec(NamedTuple):
     kernels: int
     steps: int
     code_bytes: int
+    reason: str = ""
 
 
 class Model:
     """An artifact that is ready to run; made by `aot.load`.
 
     Any number of threads may run it at once: each run in progress has an arena and plans of its own, and keeps them
-    for later runs. `inputs` and `outputs` are a TensorSpec for each, in the order of the model. Memory goes when the
-    model is collected, or at `close`; as a context manager it closes itself. After that every use raises RunError.
+    for later runs. `inputs` and `outputs` are a TensorSpec for each, in the order of the model; `device` is the number
+    of the GPU that it runs on, or None. Memory goes when the model is collected, or at `close`; as a context manager
+    it closes itself. After that every use raises RunError.
 
     A call with numpy arrays costs 1 to 2 µs besides the kernels: a small C module beside the library makes it. Where
     the package was built without Python's headers, for other arrays, and with `outputs` or a timeout, ctypes does the
@@ -103,6 +107,9 @@ class Model:
         map_weights: bool = False,
         plan_cache_size: int = 8,
         temporary_directory: str | os.PathLike[str] | None = None,
+        device: int = 0,
+        context: int | None = None,
+        graphs: bool = True,
     ) -> None:
         if threads is not None and not (isinstance(threads, int) and 1 <= threads < 1 << 31):
             raise RunError(f"threads must be a number, at least 1, got {threads!r}")
@@ -112,10 +119,12 @@ class Model:
         self._options = native.info(native.SessionOptions)
         self._options.thread_count = threads or 0
         self._options.plan_cache_size = plan_cache_size
+        self._options.flags = 0 if graphs else _NO_GRAPH
         options = native.info(native.LoadOptions)
         options.target = target.encode() if target else None
         options.flags = (_MAP_WEIGHTS if map_weights else 0) | (0 if verify_weights else _ANY_WEIGHTS)
         options.temporary_directory = os.fsencode(temporary_directory) if temporary_directory else None
+        options.device, options.context = device, context
         keep: list[Any] = []
         if isinstance(weights, Mapping):
             keep = _fill_weights(options, weights)
@@ -125,7 +134,11 @@ class Model:
         del keep
         self._handle = handle
         self._idle: list[int] = []
-        self._close = weakref.finalize(self, _unload, self._lib, handle, self._idle)
+        ordinal = int(self._lib.aot_model_device(handle))
+        self.device = None if ordinal < 0 else ordinal
+        self._pools: list[Any] = []  # of device memory: none before the first result there
+        self._lock = threading.Lock()
+        self._close = weakref.finalize(self, _unload, self._lib, handle, self._idle, self._pools)
         self._close.atexit = False  # a daemon thread may still be running it
         self.inputs = self._ports("input")
         self.outputs = self._ports("output")
@@ -214,7 +227,8 @@ class Model:
     def new_state(self) -> dict[str, Any]:
         """New arrays for the state whose initial values the model knows (the buffers that `forward` changes).
 
-        {input: array}, as `run` takes it in `state`. Each sequence of runs, such as a conversation, has its own.
+        {input: array}, as `run` takes it in `state`; on a GPU, DeviceTensors. Each sequence of runs, such as a
+        conversation, has its own.
         """
         found: dict[str, Any] = {}
         specs = {spec.name: spec for spec in self.inputs}
@@ -226,8 +240,27 @@ class Model:
                 status = self._lib.aot_model_initial_state(self._live, index, array.ctypes.data, array.nbytes)
                 if status:
                     raise RunError("the initial value cannot be had", where=pair.input)
-                found[pair.input] = array
+                found[pair.input] = array if self.device is None else self.to_device(array)
         return found
+
+    def to_device(self, array: Any, *, stream: Any = None) -> Any:
+        """A copy of a numpy array in the memory of the model's GPU, as a DeviceTensor. Raises RunError without one."""
+        from aot.runtime import _device
+
+        pool = self.device_pool()
+        return _device.from_host(pool, array, self.device or 0, _device.stream_address(stream))
+
+    def device_pool(self) -> Any:
+        """Where results in device memory come from."""
+        if self.device is None:
+            raise RunError("the model runs on the CPU", hint="Give it arrays in CPU memory.")
+        handle = self._live
+        with self._lock:
+            if not self._pools:
+                from aot.runtime._device import Pool
+
+                self._pools.append(Pool(self._lib, handle))
+        return self._pools[0]
 
     @property
     def programs(self) -> tuple[ProgramSpec, ...]:
@@ -238,7 +271,15 @@ class Model:
             self._lib.aot_model_program(self._live, index, ctypes.byref(p))
             texts = (p.target.decode(), p.variant.decode(), p.planner.decode())
             found.append(
-                ProgramSpec(*texts, bool(p.supported), bool(p.selected), p.kernel_count, p.step_count, p.code_bytes)
+                ProgramSpec(
+                    *texts,
+                    bool(p.supported),
+                    bool(p.selected),
+                    p.kernel_count,
+                    p.step_count,
+                    p.code_bytes,
+                    p.reason.decode(),
+                )
             )
         return tuple(found)
 
@@ -302,6 +343,7 @@ class Model:
         outputs: Mapping[str, Any] | None = None,
         state: Mapping[str, Any] | None = None,
         timeout_seconds: float | None = None,
+        stream: Any = None,
     ) -> dict[str, Any]:
         """Runs once: {"name": array} to {"name": array}.
 
@@ -310,12 +352,17 @@ class Model:
         `state` are arrays of inputs that the run replaces (see `Model.state`): each is updated in place, and not
         among the results. A run that fails at its guards leaves them as they were; one that is stopped may not.
         `timeout_seconds` is looked at between steps. The GIL is free during a run.
+        On a GPU, inputs may also be torch CUDA tensors, DeviceTensors, or others with __dlpack__ or
+        __cuda_array_interface__ in its memory. Where one is, apart from state, new outputs are DeviceTensors, and the
+        run is only put into `stream` (an int, or a stream of torch, CuPy or the CUDA bindings; by default the default
+        stream). With arrays in CPU memory the run ends before the call does.
         Raises GuardError for an input or output whose name, dtype, shape or strides do not fit, or that overlap;
         RunError after `timeout_seconds` and where memory is short.
         """
         if state:
-            return self._run_with_state(inputs, outputs or {}, state, timeout_seconds)
-        if self._caller is not None and outputs is None and timeout_seconds is None and type(inputs) is dict:
+            return self._run_with_state(inputs, outputs or {}, state, timeout_seconds, stream)
+        plain = outputs is None and timeout_seconds is None and stream is None
+        if self._caller is not None and plain and type(inputs) is dict:
             quick = self._run_quickly(inputs)
             if quick is not None:
                 return quick  # type: ignore[no-any-return]
@@ -323,12 +370,17 @@ class Model:
             not isinstance(timeout_seconds, int | float) or timeout_seconds != timeout_seconds
         ):
             raise RunError(f"timeout_seconds must be a number of seconds, got {timeout_seconds!r}")
-        given = self._given(inputs)
-        results = self._run(given, outputs, timeout_seconds)
+        given = self._given(inputs, stream)
+        results = self._run(given, outputs, timeout_seconds, stream)
         return dict(zip(self._output_names, results, strict=True))
 
     def _run_with_state(
-        self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], state: Mapping[str, Any], timeout: float | None
+        self,
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+        state: Mapping[str, Any],
+        timeout: float | None,
+        stream: Any,
     ) -> dict[str, Any]:
         replaced_by = {pair.input: pair.output for pair in self.state}
         if not state.keys() <= replaced_by.keys():
@@ -338,19 +390,19 @@ class Model:
             twice = [name for name in names if name in given]
             if twice:
                 raise GuardError(f"the {what} is given in state as well", where=twice[0], hint="Give it once.")
-        found = self.run({**inputs, **state}, outputs={**outputs, **targets}, timeout_seconds=timeout)
+        found = self.run({**inputs, **state}, outputs={**outputs, **targets}, timeout_seconds=timeout, stream=stream)
         return {name: array for name, array in found.items() if name not in targets}
 
-    def __call__(self, *arrays: Any) -> Any:
+    def __call__(self, *arrays: Any, stream: Any = None) -> Any:
         """Runs with inputs in their order; returns the one output, or a tuple of all. Raises as `run`."""
         if len(arrays) != len(self._input_names):
             raise GuardError(
                 f"expected {len(self._input_names)} inputs ({', '.join(self._input_names)}), got {len(arrays)}"
             )
-        results = self._run_quickly(arrays) if self._caller is not None else None
+        results = self._run_quickly(arrays) if self._caller is not None and stream is None else None
         if results is None:
-            given = [_tensors.view(name, array) for name, array in zip(self._input_names, arrays, strict=True)]
-            results = self._run(given, None, None)
+            given = self._views(arrays, stream)
+            results = self._run(given, None, None, stream)
         return results[0] if len(results) == 1 else tuple(results)
 
     def _run_quickly(self, inputs: Any) -> Any:
@@ -386,7 +438,22 @@ class Model:
             dtypes=tuple(self._dtypes),
         )
 
-    def _given(self, inputs: Mapping[str, Any]) -> list[_tensors.View]:
+    def _views(self, arrays: Iterable[Any], stream: Any) -> list[_tensors.View]:
+        address = None if self.device is None else self._stream_address(stream)
+        return [
+            _tensors.view(name, array, stream=address) for name, array in zip(self._input_names, arrays, strict=True)
+        ]
+
+    def _stream_address(self, stream: Any) -> int:
+        if stream is None:
+            return 0
+        if self.device is None:
+            raise RunError("a stream was given, and the model runs on the CPU", hint="Leave the stream out.")
+        from aot.runtime._device import stream_address
+
+        return stream_address(stream)
+
+    def _given(self, inputs: Mapping[str, Any], stream: Any = None) -> list[_tensors.View]:
         if not hasattr(inputs, "keys"):
             raise GuardError(
                 f"expected inputs by name, got {type(inputs).__name__}",
@@ -394,7 +461,7 @@ class Model:
             )
         if self._input_set != inputs.keys():
             self._complain("input", inputs, self._input_names)
-        return [_tensors.view(name, inputs[name]) for name in self._input_names]
+        return self._views((inputs[name] for name in self._input_names), stream)
 
     def _complain(self, what: str, given: Mapping[str, Any], names: Sequence[str]) -> None:
         unknown = [repr(name) for name in given if name not in names]
@@ -406,15 +473,22 @@ class Model:
             parts.append(f"unknown {what} {', '.join(unknown)}")
         raise GuardError("; ".join(parts), hint=f"The model's {what}s are {', '.join(map(repr, names))}.")
 
-    def _run(self, given: list[_tensors.View], outputs: Mapping[str, Any] | None, timeout: float | None) -> list[Any]:
+    def _run(
+        self, given: list[_tensors.View], outputs: Mapping[str, Any] | None, timeout: float | None, stream: Any
+    ) -> list[Any]:
         session = self._take()
         try:
-            return self._run_in(session, given, outputs, timeout)
+            return self._run_in(session, given, outputs, timeout, stream)
         finally:
             self._idle.append(session)
 
     def _run_in(
-        self, session: int, given: list[_tensors.View], outputs: Mapping[str, Any] | None, timeout: float | None
+        self,
+        session: int,
+        given: list[_tensors.View],
+        outputs: Mapping[str, Any] | None,
+        timeout: float | None,
+        stream: Any = None,
     ) -> list[Any]:
         inputs = self._input_addresses(*[view.address for view in given])
         error = native.new_error()
@@ -422,15 +496,17 @@ class Model:
         if self._choosing:
             # What these hold may choose the program, and with it the shapes of the results.
             key = (*key, *(given[index].element() for index in self._choosing))
+        on_device = self.device is not None and self._wants_device_results(given)
         shapes = self._shapes.get(key)
-        if shapes is None:
+        if shapes is None or (on_device and self._choosing):
             shapes = self._output_shapes(session, inputs, len(given), error)
             if len(self._shapes) >= 4096:
                 self._shapes.clear()
             self._shapes[key] = shapes
-        results = self._result_arrays(shapes, outputs)
+        address = self._stream_address(stream)
+        results = self._result_arrays(shapes, outputs, on_device, address)
         views = [
-            _tensors.view(name, array, writable=True) if array is not None else None
+            _tensors.view(name, array, writable=True, stream=address) if array is not None else None
             for name, array in zip(self._output_names, results, strict=True)
         ]
         # A new output whose shape is known only after the run has no entry here: the session keeps it.
@@ -439,6 +515,9 @@ class Model:
         if timeout is not None and timeout < _LONGEST_SECONDS:
             options = native.info(native.RunOptions)
             options.deadline_ns = time.monotonic_ns() + max(int(timeout * 1e9), 1)
+        if address:
+            options = options if options is not None else native.info(native.RunOptions)
+            options.stream = address
         status = self._lib.aot_session_run(
             session,
             inputs,
@@ -451,7 +530,7 @@ class Model:
         if status:
             raise native.exception(status, error)
         for index, view in enumerate(views):
-            if view is None or not view.has_memory:
+            if (view is None or not view.has_memory) and not on_device:
                 results[index] = self._found(session, index, results[index], view)
         if not self._has_asked_for_caller:
             self._caller = self._make_caller()
@@ -485,11 +564,30 @@ class Model:
             shapes.append(None if unknown else tuple(tensor.shape[axis] for axis in range(tensor.rank)))
         return shapes
 
-    def _result_arrays(self, shapes: list[tuple[int, ...] | None], outputs: Mapping[str, Any] | None) -> list[Any]:
+    def _wants_device_results(self, given: list[_tensors.View]) -> bool:
+        replaced = {pair.input for pair in self.state}
+        return any(
+            view.is_on_device for name, view in zip(self._input_names, given, strict=True) if name not in replaced
+        )
+
+    def _result_arrays(
+        self,
+        shapes: list[tuple[int, ...] | None],
+        outputs: Mapping[str, Any] | None,
+        on_device: bool = False,
+        stream: int = 0,
+    ) -> list[Any]:
         if not self._dtypes:
             self._dtypes = [_tensors.numpy_dtype(spec.dtype) for spec in self.outputs]
         if outputs and not outputs.keys() <= set(self._output_names):
             self._complain("output", outputs, self._output_names)
+        if on_device:
+            from aot.runtime import _device
+
+            given = outputs or {}
+            pairs = zip(self._output_names, shapes, strict=True)
+            made = _device.results(self, [None if name in given else shape for name, shape in pairs], stream)
+            return [given.get(name, tensor) for name, tensor in zip(self._output_names, made, strict=True)]
         results: list[Any] = []
         for name, shape, dtype in zip(self._output_names, shapes, self._dtypes, strict=True):
             if outputs and name in outputs:
@@ -595,7 +693,9 @@ def _fill_weights(options: Any, weights: Mapping[str, Any]) -> list[Any]:
     return [views, entries]
 
 
-def _unload(lib: ctypes.CDLL, handle: int, idle: list[int]) -> None:
+def _unload(lib: ctypes.CDLL, handle: int, idle: list[int], pools: list[Any]) -> None:
+    for pool in pools:
+        pool.close()
     while idle:
         lib.aot_session_destroy(idle.pop())
     lib.aot_model_unload(handle)

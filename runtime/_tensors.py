@@ -56,6 +56,11 @@ class View:
         self.keep = keep
 
     @property
+    def is_on_device(self) -> bool:
+        """Whether it is in a GPU's memory."""
+        return Tensor.from_address(self.address).device_type in (2, 13)
+
+    @property
     def has_memory(self) -> bool:
         """Whether the struct points to anything: arrays without elements may not."""
         return bool(Tensor.from_address(self.address).data)
@@ -68,18 +73,29 @@ class View:
         return ctypes.string_at(tensor.data + tensor.byte_offset, -(-tensor.dtype_bits // 8))
 
 
-def view(name: str, array: Any, *, writable: bool = False) -> View:
-    """A view of a numpy array, a torch tensor, or anything with __dlpack__. `name` is for messages."""
+def view(name: str, array: Any, *, writable: bool = False, stream: int | None = None) -> View:
+    """A view of a numpy array, a torch tensor, or anything with __dlpack__ or __cuda_array_interface__.
+
+    `name` is for messages. `stream`: the CUstream that will use the array, where it is in device memory.
+    """
     module = type(array).__module__
+    if module == "aot.runtime._device":
+        if stream is not None and array.stream != stream:
+            array.synchronize()
+        return device_view(array)
     if module == "numpy" and hasattr(array, "__array_finalize__"):  # an array, not a scalar
         return _numpy_view(name, array, writable)
     if module == "torch" or module.startswith("torch."):
         return _torch_view(name, array)
     if hasattr(array, "__dlpack__"):
-        capsule = array.__dlpack__()
+        # Of a GPU's array, its owner makes our stream wait for whatever fills it. DLPack calls the default stream 1.
+        on_device = hasattr(array, "__dlpack_device__") and int(array.__dlpack_device__()[0]) in (2, 13)
+        capsule = array.__dlpack__(stream=stream or 1) if on_device else array.__dlpack__()
         address = _address(capsule)
         tensor = Tensor.from_address(address)
         return View(address, tuple(tensor.shape[i] for i in range(tensor.rank)), (capsule, array))
+    if hasattr(array, "__cuda_array_interface__"):
+        return _cuda_view(name, array, writable, stream)
     if hasattr(array, "__array__") and not writable:
         import numpy
 
@@ -89,6 +105,43 @@ def view(name: str, array: Any, *, writable: bool = False) -> View:
         where=name,
         hint="Wrap the values with numpy.asarray(values, dtype).",
     )
+
+
+def device_view(array: Any) -> View:
+    """A view of a DeviceTensor."""
+    _, code, bits = DTYPES[array.dtype]
+    strides, step = [], 1
+    for extent in reversed(array.shape):
+        strides.append(step)
+        step *= extent
+    return _filled(array.address, 2, array.device, code, bits, array.shape, tuple(reversed(strides)), array)
+
+
+def _cuda_view(name: str, array: Any, writable: bool, stream: int | None) -> View:
+    """Of an array with version 2 or 3 of __cuda_array_interface__, as Numba and JAX have it."""
+    interface = array.__cuda_array_interface__
+    typestr, shape = str(interface["typestr"]), tuple(int(extent) for extent in interface["shape"])
+    code = {"i": 0, "u": 1, "f": 2, "b": 6}.get(typestr[1:2])
+    if code is None or typestr[0] == ">" or interface.get("mask") is not None:
+        raise GuardError(f"no element type for {typestr}", where=name, hint="Convert the array to a numeric dtype.")
+    address, is_read_only = interface["data"]
+    if writable and is_read_only:
+        raise GuardError("the output array is read-only", where=name, hint="Give an array that can be written to.")
+    if interface.get("stream") not in (None, stream or 1) and hasattr(array, "synchronize"):
+        array.synchronize()
+    item = int(typestr[2:])
+    strides = interface.get("strides")
+    if strides is None:
+        steps = [item]
+        for extent in reversed(shape[1:]):
+            steps.append(steps[-1] * extent)
+        strides = tuple(reversed(steps)) if shape else ()
+    if any(stride % item for stride in strides):
+        raise GuardError("strides are not whole elements", where=name, hint="Make the array contiguous first.")
+    elements = tuple(stride // item for stride in strides)
+    device = getattr(getattr(array, "device", 0), "id", getattr(array, "device", 0))
+    ordinal = device if isinstance(device, int) else 0
+    return _filled(int(address or 0), 2, ordinal, code, 8 * item, shape, elements, array)
 
 
 def _address(capsule: Any) -> int:

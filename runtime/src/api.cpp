@@ -1,4 +1,5 @@
 // The C functions of aot/runtime.h. Exceptions end here.
+#include <atomic>
 #include <exception>
 
 #include "cpu.h"
@@ -10,9 +11,13 @@ using namespace aot::format;
 
 struct aot_model : Model {
     using Model::Model;
+    mutable std::atomic<uint32_t> holders{1};  // the caller, sessions, and pieces of device memory
 };
 struct aot_session : Session {
-    using Session::Session;
+    aot_session(const aot_model &model, const aot_session_options &options) : Session(model, options), owner(&model) {
+        owner->holders.fetch_add(1, std::memory_order_relaxed);
+    }
+    const aot_model *const owner;
 };
 struct aot_pool : Pool {
     using Pool::Pool;
@@ -47,6 +52,11 @@ template <class F> int32_t guarded(aot_error *error, F &&f) noexcept {
     } catch (...) {
         return report(error, Failure(AOT_ERROR_INTERNAL, "", "Please report this.", "unknown exception"));
     }
+}
+
+bool supported(const char *target) {
+    if (strncmp(target, "cuda:", 5) == 0) return cuda::target_problem(target, 0, nullptr).empty();
+    return target_supported(target);
 }
 
 void require(bool condition, const char *what) {
@@ -129,6 +139,19 @@ const ConstantEntry *initial_state(const aot_model *model, uint32_t input) {
     return nullptr;
 }
 
+// One that held the model lets go of it.
+void drop(const aot_model *model) {
+    if (model && model->holders.fetch_sub(1, std::memory_order_acq_rel) == 1) delete model;
+}
+
+const cuda::DeviceModel &device_of(const aot_model *model) {
+    require(model, "model");
+    if (!model->device) {
+        throw Failure(AOT_ERROR_ARGUMENT, model->name.c_str(), "Ask which target was selected.", "the model runs on the CPU");
+    }
+    return *model->device;
+}
+
 int32_t load(const ByteSource &source, const aot_load_options *options, aot_model **out_model) {
     *out_model = new aot_model(source, read_options(options));
     return AOT_OK;
@@ -144,11 +167,15 @@ const char *aot_version(void) { return AOT_VERSION_STRING; }
 
 const char *aot_status_name(int32_t status) {
     static const char *const names[] = {"ok",     "argument",  "damaged", "version", "target",  "guard",
-                                        "memory", "cancelled", "io",      "weights", "internal"};
-    return status >= 0 && status <= AOT_ERROR_INTERNAL ? names[status] : "unknown";
+                                        "memory", "cancelled", "io",      "weights", "internal", "device"};
+    return status >= 0 && status <= AOT_ERROR_DEVICE ? names[status] : "unknown";
 }
 
-int32_t aot_target_supported(const char *target) { return target && target_supported(target); }
+int32_t aot_target_supported(const char *target) {
+    int32_t answer = 0;
+    guarded(nullptr, [&] { answer = target && supported(target); });
+    return answer;
+}
 
 uint32_t aot_default_thread_count(void) { return default_thread_count(); }
 
@@ -172,7 +199,7 @@ int32_t aot_model_load_memory(const void *bytes, size_t size, const aot_load_opt
     });
 }
 
-void aot_model_unload(aot_model *model) { delete model; }
+void aot_model_unload(aot_model *model) { drop(model); }
 
 uint32_t aot_model_program_count(const aot_model *model) {
     uint32_t count = 0;  // blocks of flows lie behind the programs
@@ -192,11 +219,12 @@ int32_t aot_model_program(const aot_model *model, uint32_t index, aot_program_in
                           a.text(p.target),
                           a.text(p.variant),
                           a.text(p.planner),
-                          target_supported(a.text(p.target)),
+                          supported(a.text(p.target)),
                           variant_of(model, index) != nullptr,
                           kernels,
                           step_count(a, p),
-                          p.code_bytes};
+                          p.code_bytes,
+                          model->problems[index].c_str()};
     write_info(out_info, info);
     return AOT_OK;
 }
@@ -266,9 +294,11 @@ int32_t aot_model_initial_state(const aot_model *model, uint32_t index, void *da
     }
     if (bytes != size || (!data && size)) return AOT_ERROR_ARGUMENT;
     const uint32_t number = static_cast<uint32_t>(held - &model->artifact.constants[unit.entry->constants.first]);
-    const uint8_t *from = model->weights.constant(unit.program, number);
-    for (size_t at = 0; at < size; at += held->bytes) memcpy(static_cast<uint8_t *>(data) + at, from, held->bytes);
-    return AOT_OK;
+    const size_t piece = static_cast<size_t>(held->bytes);
+    return guarded(nullptr, [&] {
+        if (size) model->read_constant(unit.program, number, data, piece);
+        for (size_t at = piece; at < size; at += piece) memcpy(static_cast<uint8_t *>(data) + at, data, piece);
+    });
 }
 
 uint32_t aot_model_step_count(const aot_model *model) {
@@ -298,6 +328,31 @@ const char *aot_model_meta(const aot_model *model, size_t *out_bytes) {
 
 uint64_t aot_model_weight_bytes(const aot_model *model) { return model->weights.bytes; }
 
+int32_t aot_model_device(const aot_model *model) { return model->device ? model->device->device.ordinal : -1; }
+
+int32_t aot_device_allocate(const aot_model *model, size_t bytes, void **out_data, aot_error *error) {
+    return guarded(error, [&] {
+        require(out_data, "out_data");
+        *out_data = nullptr;
+        *out_data = device_of(model).allocate(bytes, model->name.c_str());
+        model->holders.fetch_add(1, std::memory_order_relaxed);
+    });
+}
+
+void aot_device_free(const aot_model *model, void *data) {
+    if (!model || !data || !model->device) return;
+    model->device->release(data);
+    drop(model);
+}
+
+int32_t aot_device_copy(const aot_model *model, void *to, const void *from, size_t bytes, void *stream, aot_error *error) {
+    return guarded(error, [&] {
+        const cuda::DeviceModel &device = device_of(model);
+        require((to && from) || !bytes, "to and from");
+        device.copy(to, from, bytes, stream, model->name.c_str());
+    });
+}
+
 int32_t aot_pool_create(uint32_t thread_count, aot_pool **out_pool, aot_error *error) {
     return guarded(error, [&] {
         require(out_pool, "out_pool");
@@ -317,7 +372,12 @@ int32_t aot_session_create(const aot_model *model, const aot_session_options *op
     });
 }
 
-void aot_session_destroy(aot_session *session) { delete session; }
+void aot_session_destroy(aot_session *session) {
+    if (!session) return;
+    const aot_model *const owner = session->owner;
+    delete session;
+    drop(owner);
+}
 
 int32_t aot_session_run(aot_session *session, const aot_tensor *const *inputs, uint32_t input_count,
                         const aot_tensor *const *outputs, uint32_t output_count, const aot_run_options *options,

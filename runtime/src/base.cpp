@@ -17,6 +17,15 @@ Failure::Failure(int32_t status, const char *where, const char *hint, const char
     va_end(arguments);
 }
 
+std::string text_of(const char *format, ...) {
+    char text[400];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    return text;
+}
+
 void copy_text(char *to, size_t size, const char *from) {
     if (size == 0) return;
     size_t length = from ? strnlen(from, size - 1) : 0;

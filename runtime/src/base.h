@@ -25,6 +25,9 @@ struct Failure {
         __attribute__((format(printf, 5, 6)));
 };
 
+// A text as printf makes it, cut where it is long.
+std::string text_of(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 void copy_text(char *to, size_t size, const char *from);
 
 // The caller's allocator, or the C library's. Large blocks of the latter ask for huge pages.

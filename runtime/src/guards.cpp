@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "cuda/run.h"
 #include "dims.h"
 #include "tensor.h"
 
@@ -38,8 +39,20 @@ void shape_text(const Model &model, const PortEntry &port, char *to, size_t size
 void check_layout(const Model &model, const char *what, const PortEntry &port, const aot_tensor &tensor) {
     const char *name = model.artifact.text(port.name);
     const DType &dtype = *find_dtype(port.dtype);
-    if (tensor.device_type != 1) {
+    const bool on_host = tensor.device_type == 1 || tensor.device_type == 3;  // 3: pinned
+    if (!model.device && !on_host) {
         AOT_GUARD("Copy the tensor to the CPU.", "expected a tensor in CPU memory, got DLPack device type %d", tensor.device_type);
+    }
+    if (model.device && !on_host) {
+        const int ordinal = model.device->device.ordinal;
+        if (!cuda::is_device_memory(tensor)) {
+            AOT_GUARD("Copy the tensor to the GPU or to the CPU.",
+                      "expected a tensor in memory of a CUDA device or the CPU, got DLPack device type %d", tensor.device_type);
+        }
+        if (tensor.device_id != ordinal) {
+            AOT_GUARD("Copy the tensor to the model's device, or load the model for that device.",
+                      "expected memory of device %d, got memory of device %d", ordinal, tensor.device_id);
+        }
     }
     if (!same_dtype(tensor, port.dtype)) {
         AOT_GUARD("Convert the array to that element type.", "expected element type %s, got %s", dtype.name,
@@ -85,14 +98,16 @@ void check_data(const Model &model, const char *what, const PortEntry &port, con
 }
 
 // The one element of a tensor of integers or bools; false where it has another number of elements.
-bool only_element(const PortEntry &port, const aot_tensor &tensor, int64_t *value) {
+bool only_element(const PortEntry &port, const aot_tensor &tensor, const ElementReader *reader, int64_t *value) {
     for (int32_t axis = 0; axis < tensor.rank; ++axis) {
         if (tensor.shape[axis] != 1) return false;
     }
     const DType &dtype = *find_dtype(port.dtype);
     const uint8_t *bytes = data_of(tensor);
     uint64_t bits = 0;
-    memcpy(&bits, bytes, item_bytes(dtype));  // little-endian, as the artifact is
+    // Little-endian, as the artifact is.
+    if (reader && cuda::is_device_memory(tensor)) reader->read(bytes, &bits, item_bytes(dtype));
+    else memcpy(&bits, bytes, item_bytes(dtype));
     const uint32_t unused = 64 - dtype.bits;
     const bool has_sign = dtype.dlpack_code == 0;
     *value = has_sign ? static_cast<int64_t>(bits << unused) >> unused : static_cast<int64_t>(bits);
@@ -116,7 +131,7 @@ void check_inputs(const Model &model, const aot_tensor *const *inputs, uint32_t 
 }
 
 bool bind_symbols(const Model &model, const Variant &variant, const aot_tensor *const *inputs, int64_t *symbols,
-                  Failure *failure) {
+                  const ElementReader *reader, Failure *failure) {
     const Artifact &a = model.artifact;
     const ProgramEntry &p = *variant.entry;
     const char *what = "input";
@@ -128,7 +143,7 @@ bool bind_symbols(const Model &model, const Variant &variant, const aot_tensor *
             const DimEntry &wanted = a.dims[rule.expected];
             int64_t expected = 0, held = 0;
             const bool known = evaluate_dim(a.dim_code.data() + wanted.code.first, wanted.code.count, symbols, &expected);
-            const bool single = only_element(port, *inputs[rule.port], &held);
+            const bool single = only_element(port, *inputs[rule.port], reader, &held);
             if (known && single && (held == expected) == wants_equal) continue;
             char message[160];
             if (single) {

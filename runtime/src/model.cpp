@@ -1,16 +1,23 @@
 #include "model.h"
 
 #include "cpu.h"
+#include "cuda/loaded.h"
 
 namespace aot {
 
 using namespace format;
 
+namespace {
+
+bool is_gpu(const char *target) { return strncmp(target, "cuda:", 5) == 0; }
+
+}  // namespace
+
 Model::Model(const ByteSource &source, const aot_load_options &options)
     : memory(options.allocator), name(source.name()), artifact(memory), weights(memory),
       variants(Allocator<Variant>(memory)), blocks(variants.get_allocator()) {
     read_artifact(source, artifact);
-    select(options.target);
+    select(options);
     check_variants();
     Vector<uint32_t> programs{Allocator<uint32_t>(memory)};
     for (const Variant &variant : variants) programs.push_back(variant.program);
@@ -21,6 +28,14 @@ Model::Model(const ByteSource &source, const aot_load_options &options)
     weight_options.given_count = options.weights ? options.weight_count : 0;
     weight_options.external_path = options.weights_path;
     load_weights(artifact, programs, source, weight_options, weights);
+    if (is_gpu(artifact.text(variants[0].entry->target))) {
+        device = std::make_unique<cuda::DeviceModel>(*this, options.device, static_cast<cuda::Context>(options.context));
+        // What the device has need not be here too.
+        weights.block = Block();
+        weights.mapping.reset();
+        weights.watch.reset();
+        weights.pointers.clear();
+    }
     for (Variant &variant : variants) load_code(variant, options.temporary_directory);
     for (Variant &block : blocks) load_code(block, options.temporary_directory);
     // The code was copied into the process.
@@ -28,22 +43,38 @@ Model::Model(const ByteSource &source, const aot_load_options &options)
     artifact.code.shrink_to_fit();
 }
 
-// The first program that this CPU runs decides the target; all programs of that target are variants.
-void Model::select(const char *wanted) {
+Model::~Model() = default;
+
+// Why a program cannot run here; empty where it can.
+std::string Model::problem_of(const ProgramEntry &program, const aot_load_options &options) const {
+    const char *target = artifact.text(program.target);
+    if (options.target && strcmp(options.target, target) != 0) return text_of("asked for was %s", options.target);
+    if (is_gpu(target)) {
+        if (program.flow.count) return "control flow and sizes from data do not run on a GPU";
+        return cuda::target_problem(target, options.device, static_cast<cuda::Context>(options.context));
+    }
+    static const char *const levels[] = {"no x86-64 level", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"};
+    return target_supported(target) ? "" : text_of("this CPU supports %s", levels[cpu_features().level]);
+}
+
+// The first program that this machine runs decides the target; all programs of that target are variants.
+void Model::select(const aot_load_options &options) {
     const char *target = nullptr;
-    std::string offered;
+    std::string reasons, last;
     for (const ProgramEntry &program : artifact.programs) {
-        if (program.is_block) continue;
+        if (program.is_block) break;
         const char *text = artifact.text(program.target);
-        if (offered.find(text) == std::string::npos || offered.empty()) offered += (offered.empty() ? "" : ", ") + std::string(text);
-        if (!target && target_supported(text) && (!wanted || strcmp(wanted, text) == 0)) target = text;
+        std::string problem;
+        if (target && strcmp(text, target) != 0) problem = text_of("%s comes first", target);
+        else if (!target) problem = problem_of(program, options);
+        if (problem.empty()) target = text;
+        else if (last != text) reasons += text_of("%s%s: %s", reasons.empty() ? "" : "; ", text, problem.c_str());
+        last = text;
+        problems.push_back(std::move(problem));
     }
     if (!target) {
-        static const char *const levels[] = {"no x86-64 level", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"};
         throw Failure(AOT_ERROR_TARGET, name.c_str(), "Build the model for a target that this machine supports.",
-                      "the artifact has code for %s; %s%s%sthis CPU supports %s", offered.c_str(),
-                      wanted ? "asked for was " : "", wanted ? wanted : "", wanted ? "; " : "",
-                      levels[cpu_features().level]);
+                      "no program runs here: %s", reasons.c_str());
     }
     for (uint32_t i = 0; i < artifact.programs.size(); ++i) {
         const ProgramEntry &program = artifact.programs[i];
@@ -81,6 +112,7 @@ void Model::check_variants() const {
 }
 
 void Model::load_code(Variant &variant, const char *temporary_directory) {
+    if (device) return;
     const ProgramEntry &entry = *variant.entry;
     for (const Vector<Variant> *units : {&variants, &blocks}) {
         for (const Variant &other : *units) {
@@ -101,6 +133,16 @@ void Model::load_code(Variant &variant, const char *temporary_directory) {
         if (!found) throw damaged(name.c_str(), "code", 0, "kernel %s is not in the code", symbol);
         variant.kernels.push_back(reinterpret_cast<Kernel>(found));
     }
+}
+
+uint8_t *Model::constant_address(uint32_t program, uint32_t index) const {
+    if (device) return reinterpret_cast<uint8_t *>(static_cast<uintptr_t>(device->constant(program, index)));
+    return const_cast<uint8_t *>(weights.constant(program, index));
+}
+
+void Model::read_constant(uint32_t program, uint32_t index, void *to, size_t bytes) const {
+    if (device) device->read_constant(program, index, to, bytes, name.c_str());
+    else if (bytes) memcpy(to, weights.constant(program, index), bytes);
 }
 
 }  // namespace aot

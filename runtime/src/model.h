@@ -7,6 +7,10 @@
 
 namespace aot {
 
+namespace cuda {
+class DeviceModel;
+}
+
 using Kernel = void (*)(const aot_kernel_args *);
 
 // One selected program. Several of a target are variants, tried in order at every run.
@@ -14,7 +18,7 @@ struct Variant {
     uint32_t program;  // its index in the artifact
     const format::ProgramEntry *entry;
     std::shared_ptr<CodeLibrary> code;
-    Vector<Kernel> kernels;
+    Vector<Kernel> kernels;  // empty on a GPU
     uint32_t first_block = 0;  // of the flow's blocks among Model::blocks
     uint32_t first_step = 0;   // of a block: how many steps the blocks before it have
 };
@@ -22,6 +26,7 @@ struct Variant {
 class Model {
 public:
     Model(const ByteSource &source, const aot_load_options &options);
+    ~Model();
 
     const Memory memory;
     const std::string name;
@@ -29,6 +34,13 @@ public:
     Weights weights;
     Vector<Variant> variants;
     Vector<Variant> blocks;  // what the variants' flows run
+    std::vector<std::string> problems;  // of each program, why it was not selected; empty where it was
+    std::unique_ptr<cuda::DeviceModel> device;  // of a model on a GPU
+
+    // Where kernels find a constant; they only read it, but share an argument type with what they write.
+    uint8_t *constant_address(uint32_t program, uint32_t index) const;
+    // Copies a constant to host memory.
+    void read_constant(uint32_t program, uint32_t index, void *to, size_t bytes) const;
 
     // Ports, the same in every variant.
     uint32_t input_count() const { return variants[0].entry->inputs.count; }
@@ -37,7 +49,8 @@ public:
     const format::PortEntry &output(uint32_t i) const { return artifact.ports[variants.back().entry->outputs.first + i]; }
 
 private:
-    void select(const char *target);
+    void select(const aot_load_options &options);
+    std::string problem_of(const format::ProgramEntry &program, const aot_load_options &options) const;
     void add_blocks(Variant &variant);
     void check_variants() const;
     void load_code(Variant &variant, const char *temporary_directory);

@@ -1,5 +1,6 @@
 #include "plan.h"
 
+#include "cuda/launches.h"
 #include "dims.h"
 
 namespace aot {
@@ -153,13 +154,13 @@ private:
         plan_.steps.reserve(p_.steps.count);
         for (uint32_t i = 0; i < p_.steps.count; ++i) {
             const StepEntry &step = a_.steps[p_.steps.first + i];
-            PlannedStep planned{plan_.unit->kernels[step.kernel], plan_.pointers.data() + plan_.pointers.size(),
+            PlannedStep planned{model_.device ? nullptr : plan_.unit->kernels[step.kernel], plan_.pointers.data() + plan_.pointers.size(),
                                 plan_.dims.data() + plan_.dims.size(), (step.flags & step_flag::BARRIER) != 0};
             for (uint32_t j = 0; j < step.arguments.count; ++j) argument(a_.arguments[step.arguments.first + j]);
             for (uint32_t j = 0; j < step.dims.count; ++j) {
                 plan_.dims.push_back(value(static_cast<uint32_t>(a_.integer(step.dims.first + j))));
             }
-            const size_t scratch = static_cast<size_t>(bytes(step.scratch_bytes));
+            const size_t scratch = model_.device ? launch(step, planned.dims) : static_cast<size_t>(bytes(step.scratch_bytes));
             if (scratch > plan_.scratch_bytes) plan_.scratch_bytes = scratch;
             work += estimate(step.flops) + estimate(step.bytes_moved);
             plan_.steps.push_back(planned);
@@ -168,6 +169,27 @@ private:
         plan_.is_small = work > 0 && work < kWorkOfWaking + kWorkOfBarrier * static_cast<double>(plan_.steps.size());
         // Threads must not write to one cache line, nor to the pair that is fetched together.
         plan_.scratch_bytes = round_up(plan_.scratch_bytes, 128);
+    }
+
+    // The grid of a GPU's launch, and whether its integers fit; returns the bytes of its scratch memory.
+    size_t launch(const StepEntry &step, const int64_t *dims) {
+        const KernelEntry &kernel = a_.kernels[p_.kernels.first + step.kernel];
+        for (uint32_t i = 0; i < step.dims.count; ++i) {
+            const bool is_wide = i < 64 && (kernel.wide_integers >> i & 1);
+            if (!is_wide && dims[i] != static_cast<int32_t>(dims[i])) fail("a number of a kernel exceeds 32 bits");
+        }
+        int64_t blocks = 1;
+        for (uint32_t axis = 0; axis < 3; ++axis) {
+            const int64_t extent = value(static_cast<uint32_t>(a_.integer(step.grid.first + axis)));
+            if (extent < 0 || extent > (axis ? 65535 : INT32_MAX)) fail("a kernel would have an impossible number of blocks");
+            plan_.grids.push_back(extent);
+            blocks *= extent;  // below 2^63
+        }
+        int64_t scratch = 0;
+        if (!checked_mul(blocks, kernel.block_scratch_bytes, &scratch) || scratch > kMaxBytes) {
+            fail("scratch memory would be impossibly large");
+        }
+        return static_cast<size_t>(scratch);
     }
 
     void argument(const ArgumentEntry &argument) {
@@ -181,9 +203,7 @@ private:
             case space::OUTPUT: plan_.outputs.push_back({pointer, buffer.index, offset}); break;
             case space::ARENA: plan_.arena.push_back({pointer, 0, starts_[argument.buffer] + offset}); break;
             default: {
-                const uint8_t *data = model_.weights.constant(plan_.unit->program, buffer.index);
-                // Kernels only read constants; their argument type is shared with what they write.
-                *pointer = const_cast<uint8_t *>(data) + offset;
+                *pointer = model_.constant_address(plan_.unit->program, buffer.index) + offset;
             }
         }
     }
@@ -205,8 +225,8 @@ size_t Plan::held_bytes() const {
     return symbols.capacity() * sizeof(int64_t) + steps.capacity() * sizeof(PlannedStep) +
            pointers.capacity() * sizeof(void *) + dims.capacity() * sizeof(int64_t) +
            (inputs.capacity() + outputs.capacity() + arena.capacity()) * sizeof(Patch) +
-           (shapes.capacity() + port_bytes.capacity()) * sizeof(int64_t) +
-           shape_of_port.capacity() * sizeof(const int64_t *);
+           (grids.capacity() + shapes.capacity() + port_bytes.capacity()) * sizeof(int64_t) +
+           shape_of_port.capacity() * sizeof(const int64_t *) + (launches ? launches->held_bytes() : 0);
 }
 
 Plan make_plan(const Model &model, const Memory &memory, const Variant &unit, const int64_t *symbols) {

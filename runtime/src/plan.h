@@ -5,9 +5,13 @@
 
 namespace aot {
 
+namespace cuda {
+class Launches;
+}
+
 // One launch, ready: `buffers` and `dims` point into the plan.
 struct PlannedStep {
-    Kernel kernel;
+    Kernel kernel;  // NULL on a GPU
     void **buffers;
     const int64_t *dims;
     bool barrier;
@@ -24,7 +28,8 @@ struct Plan {
     Plan(const Memory &memory)
         : symbols(Allocator<int64_t>(memory)), steps(Allocator<PlannedStep>(memory)),
           pointers(Allocator<void *>(memory)), dims(Allocator<int64_t>(memory)), inputs(Allocator<Patch>(memory)),
-          outputs(Allocator<Patch>(memory)), arena(Allocator<Patch>(memory)), shapes(Allocator<int64_t>(memory)),
+          outputs(Allocator<Patch>(memory)), arena(Allocator<Patch>(memory)), grids(Allocator<int64_t>(memory)),
+          shapes(Allocator<int64_t>(memory)),
           shape_of_port(Allocator<const int64_t *>(memory)), port_bytes(Allocator<int64_t>(memory)) {}
 
     const Variant *unit = nullptr;  // the program, or the block of one
@@ -33,14 +38,16 @@ struct Plan {
     Vector<void *> pointers;
     Vector<int64_t> dims;
     Vector<Patch> inputs, outputs, arena;
+    Vector<int64_t> grids;  // on a GPU: three numbers of blocks for each step
     Vector<int64_t> shapes;
     Vector<const int64_t *> shape_of_port;  // inputs, then outputs
     Vector<int64_t> port_bytes;
     size_t arena_bytes = 0;
-    size_t scratch_bytes = 0;  // of one thread
+    size_t scratch_bytes = 0;  // of one thread; on a GPU, of a whole launch
     bool is_small = false;     // one thread is done before others would have begun
     const uint8_t *arena_base = nullptr;
     uint64_t last_use = 0;
+    std::shared_ptr<cuda::Launches> launches;  // on a GPU
 
     size_t held_bytes() const;
 };

@@ -29,6 +29,10 @@ Session::Session(const Model &model, const aot_session_options &options)
       symbols_(Allocator<int64_t>(memory_)), input_data_(Allocator<uint8_t *>(memory_)),
       output_data_(input_data_.get_allocator()), output_bytes_(Allocator<size_t>(memory_)), own_outputs_(Allocator<Block>(memory_)),
       step_ns_(Allocator<uint64_t>(memory_)), flow_(*this) {
+    if (model.device) {
+        device_ = std::make_unique<cuda::DeviceSession>(model, memory_, options.flags);
+        thread_count_ = 1;
+    }
     pool_ = reinterpret_cast<Pool *>(options.pool);
     if (thread_count_ == 0) thread_count_ = pool_ ? pool_->thread_count() : default_thread_count();
     if (pool_ && thread_count_ > pool_->thread_count()) thread_count_ = pool_->thread_count();
@@ -67,6 +71,7 @@ Plan &Session::find_plan(const Variant &unit, const int64_t *symbols) {
     }
     Plan made = make_plan(model_, memory_, unit, symbols);
     made.last_use = ++clock_;
+    if (device_) device_->adopt(made);
     grow(made);
     if (held < plan_limit_) {
         plans_.push_back(std::move(made));
@@ -78,6 +83,7 @@ Plan &Session::find_plan(const Variant &unit, const int64_t *symbols) {
 }
 
 void Session::grow(const Plan &plan) {
+    if (device_) return device_->grow(plan);
     if (plan.arena_bytes > arena_.bytes()) {
         // The old arena goes first: its bytes are of no use, and two would double the peak.
         arena_ = Block();
@@ -90,13 +96,13 @@ void Session::grow(const Plan &plan) {
     }
 }
 
-Plan &Session::plan_for_inputs(const aot_tensor *const *inputs, uint32_t input_count) {
+Plan &Session::plan_for_inputs(const aot_tensor *const *inputs, uint32_t input_count, const ElementReader *reader) {
     last_plan_ = nullptr;
     flow_ran_ = false;
     check_inputs(model_, inputs, input_count);
     Failure failure;
     for (uint32_t variant = 0; variant < model_.variants.size(); ++variant) {
-        if (!bind_symbols(model_, model_.variants[variant], inputs, symbols_.data(), &failure)) continue;
+        if (!bind_symbols(model_, model_.variants[variant], inputs, symbols_.data(), reader, &failure)) continue;
         const ProgramEntry &entry = *model_.variants[variant].entry;
         for (uint32_t i = entry.symbols.count - entry.unbacked; i < entry.symbols.count; ++i) symbols_[i] = 0;
         Plan &plan = find_plan(model_.variants[variant], symbols_.data());
@@ -113,12 +119,17 @@ Plan &Session::plan_for_inputs(const aot_tensor *const *inputs, uint32_t input_c
 }
 
 void Session::prepare(const aot_tensor *const *inputs, uint32_t input_count) {
-    Plan &plan = plan_for_inputs(inputs, input_count);
+    std::unique_ptr<cuda::DeviceSession::Call> call;
+    if (device_) call = std::make_unique<cuda::DeviceSession::Call>(*device_, inputs, input_count, nullptr);
+    Plan &plan = plan_for_inputs(inputs, input_count, call.get());
+    if (device_) device_->prepare(plan);
     for (uint8_t *&data : output_data_) data = nullptr;
     last_plan_ = &plan;
 }
 
 void Session::reserve(const aot_dim_value *dims, uint32_t count) {
+    std::unique_ptr<cuda::DeviceSession::Call> call;
+    if (device_) call = std::make_unique<cuda::DeviceSession::Call>(*device_, nullptr, 0, nullptr);
     for (uint32_t variant = 0; variant < model_.variants.size(); ++variant) {
         Run symbols = model_.variants[variant].entry->symbols;
         for (uint32_t i = 0; i < symbols.count; ++i) symbols_[i] = 0;
@@ -144,7 +155,9 @@ void Session::reserve(const aot_dim_value *dims, uint32_t count) {
             fits = fits && inside;
             symbols_[i] = found->value;
         }
-        if (fits) find_plan(model_.variants[variant], symbols_.data());
+        if (!fits) continue;
+        Plan &plan = find_plan(model_.variants[variant], symbols_.data());
+        if (device_) device_->prepare(plan);
     }
 }
 
@@ -281,8 +294,9 @@ void Session::run(const aot_tensor *const *inputs, uint32_t input_count, const a
         throw Failure(AOT_ERROR_ARGUMENT, model_.name.c_str(), "Give an entry for every output; entries may be NULL.",
                       "expected %u outputs, got %u", model_.output_count(), output_count);
     }
+    if (device_) return run_on_device(inputs, input_count, outputs, options);
     if (model_.weights.watch) model_.weights.watch->must_be_unchanged(model_.name.c_str());
-    Plan &plan = plan_for_inputs(inputs, input_count);
+    Plan &plan = plan_for_inputs(inputs, input_count, nullptr);
     const ProgramEntry &entry = *plan.unit->entry;
     if (profiling_) step_ns_.assign(step_count(*plan.unit), 0);
     if (entry.flow.count) {
@@ -293,6 +307,19 @@ void Session::run(const aot_tensor *const *inputs, uint32_t input_count, const a
         for (uint32_t i = 0; i < input_count; ++i) input_data_[i] = data_of(*inputs[i]);
         launch(plan, 0, input_data_.data(), output_data_.data(), options);
     }
+    last_plan_ = &plan;
+}
+
+void Session::run_on_device(const aot_tensor *const *inputs, uint32_t input_count, const aot_tensor *const *outputs,
+                            const aot_run_options &options) {
+    cuda::DeviceSession::Call call(*device_, inputs, input_count, &options);
+    Plan &plan = plan_for_inputs(inputs, input_count, &call);
+    if (profiling_) step_ns_.assign(step_count(*plan.unit), 0);
+    cuda::Outputs found{output_data_, output_bytes_};
+    device_->bind_outputs(call, plan, inputs, outputs, options, found);
+    check_overlap(plan, inputs);
+    look(options);
+    device_->run(call, plan, inputs, found, step_ns_.data());
     last_plan_ = &plan;
 }
 
@@ -333,7 +360,8 @@ bool Session::output(uint32_t index, aot_tensor *out) const {
     const bool has_flow = last_plan_->unit->entry->flow.count != 0;
     if (has_flow && !flow_ran_) return false;
     const int64_t *shape = has_flow ? flow_.shape(index) : last_plan_->shape_of_port[model_.input_count() + index];
-    *out = aot_tensor{output_data_[index], 1, 0, static_cast<int32_t>(port.shape.count), dtype.dlpack_code,
+    const bool on_device = device_ && device_->output_device_type(index) == 2;
+    *out = aot_tensor{output_data_[index], on_device ? 2 : 1, on_device ? device_->ordinal() : 0, static_cast<int32_t>(port.shape.count), dtype.dlpack_code,
                       dtype.dlpack_bits, 1, shape, nullptr, 0};
     return true;
 }
@@ -342,6 +370,7 @@ uint64_t Session::memory_bytes() const {
     uint64_t total = arena_.bytes() + scratch_.bytes() + plans_.capacity() * sizeof(Plan) + flow_.held_bytes();
     for (const Plan &plan : plans_) total += plan.held_bytes();
     for (const Block &block : own_outputs_) total += block.bytes();
+    if (device_) total += device_->memory_bytes();
     return total;
 }
 

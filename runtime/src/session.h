@@ -1,6 +1,7 @@
 // What one thread needs to run a model: plans of recent shapes, the arena, scratch memory, outputs.
 #pragma once
 
+#include "cuda/run.h"
 #include "flow.h"
 #include "pool.h"
 
@@ -15,7 +16,7 @@ public:
     void prepare(const aot_tensor *const *inputs, uint32_t input_count);
     void reserve(const aot_dim_value *dims, uint32_t count);
     bool output(uint32_t index, aot_tensor *out) const;
-    uint64_t arena_bytes() const { return arena_.bytes(); }
+    uint64_t arena_bytes() const { return device_ ? device_->arena_bytes() : arena_.bytes(); }
     uint64_t memory_bytes() const;
     uint32_t thread_count() const { return thread_count_; }
     uint32_t profile(uint64_t *out_ns, uint32_t count, uint32_t *out_program) const;
@@ -34,7 +35,9 @@ private:
     struct Job;
 
     [[noreturn]] void stopped(const aot_run_options &options) const;
-    Plan &plan_for_inputs(const aot_tensor *const *inputs, uint32_t input_count);
+    Plan &plan_for_inputs(const aot_tensor *const *inputs, uint32_t input_count, const ElementReader *reader);
+    void run_on_device(const aot_tensor *const *inputs, uint32_t input_count, const aot_tensor *const *outputs,
+                       const aot_run_options &options);
     void grow(const Plan &plan);
     uint32_t step_count(const Variant &unit) const;
     void bind_outputs(const Plan &plan, const aot_tensor *const *inputs, const aot_tensor *const *outputs,
@@ -68,6 +71,7 @@ private:
     Vector<uint64_t> step_ns_;
     Barrier barrier_;
     Flow flow_;
+    std::unique_ptr<cuda::DeviceSession> device_;  // of a model on a GPU
 };
 
 }  // namespace aot

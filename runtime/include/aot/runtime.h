@@ -33,13 +33,14 @@ typedef enum aot_status {
     AOT_ERROR_ARGUMENT = 1,  /* the caller misused this API */
     AOT_ERROR_DAMAGED = 2,   /* the artifact's bytes are not what was written */
     AOT_ERROR_VERSION = 3,   /* an artifact of another format version */
-    AOT_ERROR_TARGET = 4,    /* no program for this CPU */
+    AOT_ERROR_TARGET = 4,    /* no program for this machine */
     AOT_ERROR_GUARD = 5,     /* an input or output does not fit what the artifact was built for */
-    AOT_ERROR_MEMORY = 6,    /* an allocator gave NULL */
+    AOT_ERROR_MEMORY = 6,    /* an allocator gave NULL, or a device has no memory left */
     AOT_ERROR_CANCELLED = 7, /* by the cancel flag or the deadline */
     AOT_ERROR_IO = 8,        /* a file cannot be opened or read */
     AOT_ERROR_WEIGHTS = 9,   /* external weights are missing or differ */
-    AOT_ERROR_INTERNAL = 10  /* a defect of the library */
+    AOT_ERROR_INTERNAL = 10, /* a defect of the library */
+    AOT_ERROR_DEVICE = 11    /* the GPU's driver refused something, or a kernel failed */
 } aot_status;
 
 /* What went wrong, in the names of the user's model. The caller owns it, and may give NULL where it wants none.
@@ -71,11 +72,12 @@ typedef struct aot_allocator {
 } aot_allocator;
 
 /* Memory with a type and a shape, all of it borrowed. Laid out as DLPack's DLTensor, so that one may be passed as the
- * other. Inputs and outputs are row-major without gaps, in CPU memory, aligned to their element. */
+ * other. Inputs and outputs are row-major without gaps, in CPU memory and aligned to their element, or, of a model on a
+ * GPU, also in memory of its device and aligned to 16 bytes. */
 typedef struct aot_tensor {
     void *data; /* may be NULL where an extent is 0 */
-    int32_t device_type; /* 1: CPU */
-    int32_t device_id;   /* not looked at for the CPU */
+    int32_t device_type; /* 1: CPU; 2: CUDA device; 3: pinned host memory; 13: managed memory of CUDA */
+    int32_t device_id;   /* the ordinal of a CUDA device; not looked at for the CPU */
     int32_t rank;
     uint8_t dtype_code; /* 0 int, 1 uint, 2 float, 4 bfloat, 6 bool, 10 f8e4m3, 12 f8e5m2 */
     uint8_t dtype_bits;
@@ -104,7 +106,7 @@ AOT_API uint32_t aot_abi_version(void);
 /* The library's version, such as "0.1.0". */
 AOT_API const char *aot_version(void);
 
-/* 1 if this CPU and operating system run code of a target such as "cpu:x86-64-v4", else 0. */
+/* 1 if this machine runs code of a target such as "cpu:x86-64-v4" or, on its first GPU, "cuda:sm_90a"; else 0. */
 AOT_API int32_t aot_target_supported(const char *target);
 
 /* CPUs that this process may use: its affinity, limited by the cgroup's quota. At least 1. */
@@ -128,12 +130,15 @@ enum {
 typedef struct aot_load_options {
     size_t struct_size;
     const aot_allocator *allocator; /* of the weights and tables that the model holds */
-    const char *target; /* such as "cpu:x86-64-v3"; NULL: the first that this CPU supports */
+    const char *target; /* such as "cpu:x86-64-v3" or "cuda:sm_90a"; NULL: the first that this machine supports */
     uint32_t flags;                  /* AOT_LOAD_... */
     uint32_t weight_count;           /* entries of `weights` */
     const aot_named_tensor *weights; /* in any order; NULL: none */
     const char *weights_path;        /* the external weights file; NULL: where the artifact says, beside it */
     const char *temporary_directory; /* a private folder for code, only where memfd_create is forbidden; or NULL */
+    int32_t device; /* the ordinal of the GPU, for programs that run on one */
+    int32_t reserved;
+    void *context; /* a CUcontext to use, which must outlive the model; NULL: the device's primary context, retained */
 } aot_load_options;
 
 /* Loads an artifact: checks every byte of it, then its code and weights come into memory. `options` may be NULL. On
@@ -146,7 +151,7 @@ AOT_API int32_t aot_model_load_file(const char *path, const aot_load_options *op
 AOT_API int32_t aot_model_load_memory(const void *bytes, size_t size, const aot_load_options *options,
                                       aot_model **out_model, aot_error *error);
 
-/* Frees a model. All its sessions must be gone. NULL is allowed. */
+/* Frees a model, or, while it has sessions or device memory, lets the last of those take it along. NULL is allowed. */
 AOT_API void aot_model_unload(aot_model *model);
 
 /* ---- What a model is ---- */
@@ -157,11 +162,12 @@ typedef struct aot_program_info {
     const char *target;    /* such as "cpu:x86-64-v3" */
     const char *variant;   /* such as "batch=8"; empty for the program that takes every shape */
     const char *planner;   /* which method placed the buffers */
-    int32_t supported;     /* 1: this CPU runs it */
+    int32_t supported;     /* 1: this CPU, or the first GPU, runs it */
     int32_t selected;      /* 1: of the target that was chosen at load, so runs may use it */
     uint32_t kernel_count; /* distinct kernels */
     uint32_t step_count;   /* kernel launches of a run */
     uint64_t code_bytes;
+    const char *reason; /* why the program was not selected, such as "no driver (libcuda.so.1 not found)"; else empty */
 } aot_program_info;
 
 /* An input or output. */
@@ -272,6 +278,23 @@ AOT_API const char *aot_model_meta(const aot_model *model, size_t *out_bytes);
 /* Bytes of constants that the model holds. */
 AOT_API uint64_t aot_model_weight_bytes(const aot_model *model);
 
+/* ---- Device memory ---- */
+
+/* The ordinal of the GPU that the model runs on; -1: it runs on the CPU. */
+AOT_API int32_t aot_model_device(const aot_model *model);
+
+/* Allocates memory of the model's GPU, for callers without a library of their own for that. It is aligned to 256
+ * bytes. Errors: ARGUMENT (a model on the CPU), MEMORY, DEVICE. */
+AOT_API int32_t aot_device_allocate(const aot_model *model, size_t bytes, void **out_data, aot_error *error);
+
+/* Frees what aot_device_allocate gave, when everything that the GPU was told to do has ended. NULL is allowed. */
+AOT_API void aot_device_free(const aot_model *model, void *data);
+
+/* Copies between host and device memory, in whichever direction the addresses say, behind what `stream` (a CUstream, or
+ * NULL) holds, and returns when all of that is done. With 0 bytes it only waits. */
+AOT_API int32_t aot_device_copy(const aot_model *model, void *to, const void *from, size_t bytes, void *stream,
+                                aot_error *error);
+
 /* ---- Threads ---- */
 
 /* Makes a pool. `thread_count` includes the thread that calls run; 0 is the default count, 1023 the most. The threads
@@ -286,7 +309,8 @@ AOT_API void aot_pool_destroy(aot_pool *pool);
 /* Flags of aot_session_options. */
 enum {
     AOT_SESSION_PROFILE = 1,    /* take the time of every step, with a barrier behind each */
-    AOT_SESSION_ALL_THREADS = 2 /* all threads also for runs so small that one alone is faster; for tests */
+    AOT_SESSION_ALL_THREADS = 2, /* all threads also for runs so small that one alone is faster; for tests */
+    AOT_SESSION_NO_GRAPH = 4     /* on a GPU: launch kernels one by one; the results have the same bits */
 };
 
 /* How to make a session. Borrowed for the call (but see aot_allocator). */
@@ -299,6 +323,13 @@ typedef struct aot_session_options {
     uint32_t flags;                 /* AOT_SESSION_... */
 } aot_session_options;
 
+/* Flags of aot_run_options: where outputs lie that nobody bound, of a model on a GPU. Without one, in host memory if
+ * all inputs are there, else in the session's device memory. */
+enum {
+    AOT_RUN_HOST_OUTPUTS = 1,
+    AOT_RUN_DEVICE_OUTPUTS = 2
+};
+
 /* How to run. Borrowed for the call. */
 typedef struct aot_run_options {
     size_t struct_size;
@@ -307,6 +338,12 @@ typedef struct aot_run_options {
     /* Gives the memory of outputs that the caller did not bind, which is then the caller's; NULL: the session's. */
     void *(*allocate_output)(void *user, uint32_t index, const aot_tensor *tensor, size_t bytes);
     void *user; /* handed to allocate_output */
+    /* A CUstream of the model's context: a run whose tensors are all on the device is only put into it. NULL: the
+     * context's default stream, or a stream of the session's own where all tensors are in host memory. The stream may
+     * be one that the caller is capturing. A run with a tensor in host memory returns when it has ended. */
+    void *stream;
+    uint32_t flags; /* AOT_RUN_... */
+    uint32_t reserved;
 } aot_run_options;
 
 /* A value for a symbol of the model. */

@@ -1,0 +1,91 @@
+// A session's half on a GPU: its device memory, its stream, and the way of a run through them.
+#pragma once
+
+#include "cuda/launches.h"
+#include "guards.h"
+
+namespace aot::cuda {
+
+// What a run gives and gets, as the session keeps it for every output.
+struct Outputs {
+    Vector<uint8_t *> &data;
+    Vector<size_t> &bytes;
+};
+
+class DeviceSession {
+public:
+    DeviceSession(const Model &model, const Memory &memory, uint32_t flags);
+    ~DeviceSession();
+    DeviceSession(const DeviceSession &) = delete;
+    DeviceSession &operator=(const DeviceSession &) = delete;
+
+    // A call of the session: the context is current, and a stream that the caller captures tolerates allocations.
+    class Call : public ElementReader {
+    public:
+        // Of a run; without options, of a call that only plans.
+        Call(DeviceSession &session, const aot_tensor *const *inputs, uint32_t count, const aot_run_options *options);
+        ~Call() override;
+        // Copies an element of a device tensor to host memory, in the order of the stream.
+        void read(const uint8_t *from, void *to, size_t bytes) const override;
+
+    private:
+        friend class DeviceSession;
+        DeviceSession &session_;
+        const Current current_;
+        Stream stream_ = nullptr;
+        bool all_host_ = true;
+        bool capturing_ = false;
+        bool ordered_ = false;  // the stream waits for the session's last run
+        int mode_ = kCaptureRelaxed;
+    };
+
+    // Makes the launches of a new plan, and memory for it.
+    void adopt(Plan &plan);
+    void grow(const Plan &plan);
+    // Makes the graph of a plan ahead of its first run.
+    void prepare(Plan &plan);
+    void bind_outputs(Call &call, const Plan &plan, const aot_tensor *const *inputs, const aot_tensor *const *outputs,
+                      const aot_run_options &options, Outputs &out);
+    // `step_ns`: where the session profiles, the time of each step.
+    void run(Call &call, Plan &plan, const aot_tensor *const *inputs, const Outputs &outputs, uint64_t *step_ns);
+
+    int32_t output_device_type(uint32_t index) const { return outputs_[index].device_type; }
+    int32_t ordinal() const { return device_.ordinal; }
+    size_t arena_bytes() const { return arena_.bytes(); }
+    size_t memory_bytes() const;
+
+private:
+    struct Port {
+        uint8_t *address = nullptr;  // that the kernels get
+        int32_t device_type = 1;     // of the caller's tensor
+        const uint8_t *checked = nullptr;  // the last device pointer that the driver was asked about
+        DeviceBlock staged;
+        Block host;  // of an output that nobody bound
+    };
+
+    void check_pointer(const char *what, const char *name, const uint8_t *pointer, size_t bytes, Port &port);
+    uint8_t *device_memory(DeviceBlock &block, size_t bytes, const char *name, const char *purpose);
+    void wait_for_last_run();
+    void order(Call &call);
+    void take_times(uint32_t count, uint64_t *step_ns);
+
+    const Model &model_;
+    const Memory memory_;
+    const Device &device_;
+    const bool plain_;
+    const bool profiling_;
+    DeviceBlock arena_, scratch_;
+    Vector<DeviceBlock> retired_;  // what a graph that the caller captured may still use
+    Vector<Port> inputs_, outputs_;
+    Vector<uint8_t *> input_addresses_, output_addresses_;
+    Vector<Event> events_;  // of a profiling session
+    Stream own_stream_ = nullptr;
+    Stream last_stream_ = nullptr;
+    Event done_ = nullptr;  // the end of the last run
+    bool has_run_ = false;
+    bool was_captured_ = false;
+};
+
+inline bool is_device_memory(const aot_tensor &tensor) { return tensor.device_type == 2 || tensor.device_type == 13; }
+
+}  // namespace aot::cuda
