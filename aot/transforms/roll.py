@@ -233,7 +233,7 @@ def _of_all_steps(b: Builder, stacker: Stacker, chain: Chain, given: Given) -> V
 
 
 def _as_float(b: Builder, value: Value, body: Body) -> Value:
-    return value if value.type.dtype == body.dtype else emit(b, "cast", value, dtype=body.dtype)
+    return value if value.type.dtype == body.dtype else emit(b, "cast", value, to=body.dtype)
 
 
 def _cell(b: Builder, stacker: Stacker, chain: Chain, body: Body) -> _Results:

@@ -76,14 +76,20 @@ def find_chains(graph: Graph, tried: set[Value]) -> Iterator[Chain]:
     rank = {node: number for number, node in enumerate(graph.nodes)}
     groups = [nodes for nodes in _instances(graph) if len(nodes) >= LEAST_STEPS - 1]
     groups.sort(key=lambda nodes: rank[nodes[-1]], reverse=True)
+    group_of = {node: nodes for nodes in groups for node in nodes}
     for nodes in groups:
         left = [node for node in nodes if node.outputs[0] not in tried]
         for distance in range(1, min(_MOST_INSTANCES, len(left) - 1) + 1):
-            earlier = _walk(graph, rank, left[-1 - distance], left[-1])
+            earlier = _walk(graph, rank, [(left[-1 - distance], left[-1])])
             if earlier is None:
                 continue
             found = list(_chains(graph, rank, earlier))
             yield from found
+            late = _late(earlier, group_of, distance)  # only where those were of no use
+            again = _walk(graph, rank, [(left[-1 - distance], left[-1]), *late]) if late else None
+            if again is not None:
+                found += (others := list(_chains(graph, rank, again)))
+                yield from others
             if found:
                 break
 
@@ -160,15 +166,26 @@ def _same_attrs(left: Mapping[str, Attr], right: Mapping[str, Attr]) -> bool:
     )
 
 
-def _walk(graph: Graph, rank: Mapping[Node, int], first: Node, second: Node) -> dict[Node, Node] | None:
+def _late(earlier: Mapping[Node, Node], group_of: Mapping[Node, list[Node]], distance: int) -> list[tuple[Node, Node]]:
+    """The last instances of nodes that a walk met twice: it began where a state of two steps before is read."""
+    met: dict[int, list[list[Node]]] = {}
+    for node in earlier:
+        if node in group_of:
+            met.setdefault(id(group_of[node]), []).append(group_of[node])
+    repeated = [groups[0] for groups in met.values() if len(groups) > 1]
+    return [(group[-1 - distance], group[-1]) for group in repeated if len(group) > distance]
+
+
+def _walk(graph: Graph, rank: Mapping[Node, int], starts: Sequence[tuple[Node, Node]]) -> dict[Node, Node] | None:
     """The nodes on which two instances agree, the earlier one's by the later one's; None where they are too large.
 
     The later nodes are taken from the last back: so a value's own step is met before the step that reads it again.
     """
     earlier: dict[Node, Node] = {}
     later: dict[Node, Node] = {}
-    queue: list[tuple[int, int, Node, Node]] = [(-rank[second], 0, first, second)]
-    count = 0
+    queue = [(-rank[second], count, first, second) for count, (first, second) in enumerate(starts)]
+    heapq.heapify(queue)
+    count = len(queue)
     while queue:
         _, _, mine, other = heapq.heappop(queue)
         if other in later or other in earlier or mine in later:
