@@ -15,7 +15,8 @@ from aot.dims import Dim, Symbol
 from aot.errors import ModelError, UnsupportedError
 from aot.frontend.known import KnownBuilder
 from aot.frontend.torch_complex import HINT, Complex
-from aot.frontend.torch_registry import HIGHER_ORDER
+from aot.frontend.torch_asserts import ASSERTIONS
+from aot.frontend.torch_registry import DROPPED, HIGHER_ORDER
 from aot.ir import Graph, TensorType, Value, live
 from aot.ops.opdef import same_extent
 
@@ -281,4 +282,16 @@ def _map(importer: TorchImporter, node: Any, arguments: Mapping[str, Any]) -> An
     return _over_rows(importer, node, module, [], list(rows), list(extra))[1]
 
 
-HIGHER_ORDER.update({"cond": _cond, "while_loop": _while_loop, "scan": _scan, "map_impl": _map})
+def _with_effects(importer: TorchImporter, node: Any, arguments: Mapping[str, Any]) -> Any:
+    """A check that runs in order with others; its first result is the order."""
+    name = str(arguments["1"]).removeprefix("aten.")
+    if name in ASSERTIONS:
+        importer.add_assertion(node, node.args[2:])
+    elif name not in DROPPED:
+        raise UnsupportedError(f"the effects of {name}")
+    return [None for _ in node.meta["val"]]
+
+
+HIGHER_ORDER.update(
+    {"with_effects": _with_effects, "cond": _cond, "while_loop": _while_loop, "scan": _scan, "map_impl": _map}
+)

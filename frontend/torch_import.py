@@ -23,6 +23,7 @@ from aot.frontend import (
     aten_create,
     aten_fourier,
     aten_index,
+    aten_linalg,
     aten_norm,
     aten_pointwise,
     aten_pool,
@@ -49,7 +50,7 @@ _EXAMPLES = 5
 # Importing these modules fills CONVERTERS and HIGHER_ORDER.
 CONVERTER_MODULES = (
     aten_pointwise, aten_unary, aten_reduce, aten_norm, aten_create, aten_views, aten_index, aten_contract, aten_pool,
-    aten_complex, aten_fourier, aten_backward, torch_control,
+    aten_complex, aten_fourier, aten_backward, aten_linalg, torch_control,
 )  # fmt: skip
 ONE_TO_ONE: Mapping[str, str] = {aten_name: op.name for op in OPS.values() for aten_name in op.aten}
 
@@ -121,6 +122,8 @@ class TorchImporter:
                 )
             else:
                 self.entries[node] = self.builder.const(self._const(target, tensor), target)
+        elif kind == "TOKEN":  # orders calls with effects, of which none is compiled
+            self.entries[node] = None
         elif kind == "USER_INPUT":
             value = node.meta.get("val")
             if value is None or isinstance(value, bool | int | float | str):
