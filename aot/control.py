@@ -46,6 +46,7 @@ ATTRIBUTES: Mapping[str, frozenset[str]] = {
     "read": frozenset({"element", "dim", "clamp"}),
     "claim": frozenset({"left", "right", "exact"}),
 }
+OPTIONAL: Mapping[str, frozenset[str]] = {"read": frozenset({"assertion"})}
 
 
 class Collector(Protocol):
@@ -107,9 +108,14 @@ def add_alias(builder: Collector, value: Value, shape: Sequence[Dim], *, exact: 
     return _add(builder, Node("alias", (value,), (output,), attrs, builder.locs)).output
 
 
-def add_read(builder: Collector, value: Value, element: int, dim: Dim, *, clamp: bool = False) -> None:
-    """Appends a read: `dim` is what an element of the value holds."""
-    attrs: Attrs = MappingProxyType({"element": element, "dim": dim, "clamp": clamp})
+def add_read(
+    builder: Collector, value: Value, element: int, dim: Dim, *, clamp: bool = False, is_assertion: bool = False
+) -> None:
+    """Appends a read: `dim` is what an element of the value holds. `is_assertion`: the user's, who is told so."""
+    held: dict[str, Attr] = {"element": element, "dim": dim, "clamp": clamp}
+    if is_assertion:
+        held["assertion"] = True
+    attrs: Attrs = MappingProxyType(held)
     _add(builder, Node("read", (value,), (), attrs, builder.locs))
 
 
@@ -168,7 +174,7 @@ def cond_parts(node: Node) -> tuple[Value, tuple[Value, ...], tuple[Value, ...]]
 
 def fault(node: Node) -> str:
     """What is wrong with a node of control, or nothing. Regions are verified by the caller."""
-    if set(node.attrs) != ATTRIBUTES[node.op]:
+    if set(node.attrs) - OPTIONAL.get(node.op, frozenset()) != ATTRIBUTES[node.op]:
         return f"{node.op} has the attributes {sorted(ATTRIBUTES[node.op])}, not {sorted(node.attrs)}"
     return {
         "cond": _cond_fault,
@@ -314,6 +320,8 @@ def _evaluate_read(node: Node, operands: Sequence[Array | None], known: dict[str
     found = int(np.asarray(x).reshape(-1)[element])
     symbol = plain_symbol(dim)
     if symbol is None:
+        if dimension.evaluate(dim, known) != found and node.attrs.get("assertion"):
+            raise ModelError("this assertion of the model does not hold", where=", ".join(node.locs))
         if dimension.evaluate(dim, known) != found:
             raise ModelError(
                 f"the size {dim} must be {dimension.evaluate(dim, known)}, it is {found}", where=node.where

@@ -134,7 +134,9 @@ class _Cutter:
         assert isinstance(element, int)
         symbol = plain_symbol(dim)
         if symbol is None or symbol in self.bound:
-            return FlowStep(FlowOp.READ, (slot,), element=element, dims=(dim,), where=where)
+            is_assertion = bool(node.attrs.get("assertion"))
+            where = ", ".join(node.locs) if is_assertion else where
+            return FlowStep(FlowOp.READ, (slot,), element=element, dims=(dim,), exact=is_assertion, where=where)
         self.bound.add(symbol)
         numbers = (self.number[symbol],)
         clamp = bool(node.attrs["clamp"])

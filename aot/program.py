@@ -203,8 +203,8 @@ class FlowOp(IntEnum):
 class FlowStep:
     """One step between blocks; which fields an op reads is said at FlowOp.
 
-    `drops` are slots that nothing reads afterwards. `clamp`: READ takes the nearest number that the symbol
-    allows instead of refusing others. `where` names the user's node.
+    `drops` are slots that nothing reads afterwards. `exact` READs are assertions of the user's. `clamp`: READ takes
+    the nearest number that the symbol allows instead of refusing others. `where` names the user's node.
     """
 
     op: FlowOp

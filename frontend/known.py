@@ -83,11 +83,12 @@ class KnownBuilder(Builder):
         """A rank-1 tensor of sizes."""
         return self.known_value(object_array(list(dims), (len(dims),)), dtype)
 
-    def read_sizes(self, value: Value, lo: int = 0, hi: int | None = None) -> Array | None:
+    def read_sizes(self, value: Value, lo: int = 0, hi: int | None = None, wish: str = "") -> Array | None:
         """The contents of a tensor of integers as sizes that are read when the program runs.
 
         What is known before stays what it is. None where the tensor is too long, or no tensor of integers. With
-        `hi`, values outside of lo..hi are taken to be the nearest inside; without, they are refused.
+        `hi`, values outside of lo..hi are taken to be the nearest inside; without, they are refused. `wish`: the name
+        to follow; else the value's.
         """
         contents = self.known(value)
         if contents is not None:
@@ -99,14 +100,15 @@ class KnownBuilder(Builder):
             return None
         parts = self.parts(value)
         if parts != (value,):
-            found = [self.read_sizes(part, lo, hi) for part in parts]
+            found = [self.read_sizes(part, lo, hi, wish) for part in parts]
             if all(part is not None for part in found):
                 return np.concatenate([part.reshape(-1) for part in found if part is not None])
             return None
         self.materialize(value)
         elements: list[Any] = []
         for element in range(count):
-            dim = self._size_of(f"{self._label(value)}_{element}" if count > 1 else self._label(value), lo, hi)
+            name = wish or self._label(value)
+            dim = self._size_of(f"{name}_{element}" if count > 1 else name, lo, hi)
             add_read(self, value, element, dim, clamp=hi is not None)
             elements.append(dim)
         contents = object_array(elements, static_shape(value.type))

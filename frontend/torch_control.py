@@ -14,8 +14,8 @@ from aot.control import add_cond, add_loop
 from aot.dims import Dim, Symbol
 from aot.errors import ModelError, UnsupportedError
 from aot.frontend.known import KnownBuilder
-from aot.frontend.torch_complex import HINT, Complex
 from aot.frontend.torch_asserts import ASSERTIONS
+from aot.frontend.torch_complex import HINT, Complex
 from aot.frontend.torch_registry import DROPPED, HIGHER_ORDER
 from aot.ir import Graph, TensorType, Value, live
 from aot.ops.opdef import same_extent

@@ -36,6 +36,7 @@ from aot.frontend.bindings import Bindings, DimOption
 from aot.frontend.edges import Edges
 from aot.frontend.imported import ImportInfo, Unsupported, report_of
 from aot.frontend.known import KnownBuilder
+from aot.frontend.torch_asserts import ASSERTIONS, add_assertion
 from aot.frontend.torch_complex import HINT, Complex, constant_parts, convert_complex, is_complex, part_dtype
 from aot.frontend.torch_numbers import computed
 from aot.frontend.torch_program import read_program, tensor_bytes
@@ -256,8 +257,13 @@ class TorchImporter:
             # Sizes have expressions; only those that data gives need a node.
             self.entries[node] = self._size(node, value)
             return
-        arguments = self._arguments(node)
         name = op_name(node.target)
+        if name in ASSERTIONS:
+            is_functional = name.startswith("_functional")
+            self.entries[node] = self.entry(node.args[0]) if is_functional else None
+            self.add_assertion(node, node.args)
+            return
+        arguments = self._arguments(node)
         poisoned = [item for item in flat(list(arguments.values())) if isinstance(item, Poison)]
         if poisoned:
             if isinstance(poisoned[0], UnknownSize) and name not in DROPPED:
@@ -287,6 +293,15 @@ class TorchImporter:
             text = f"the node cannot be converted: {type(error).__name__}: {error}"
             raise CompilerError(text, where=where) from error
 
+    def add_assertion(self, node: Any, arguments: Sequence[Any]) -> None:
+        """Checks the condition that is the first argument in every run; the second is the user's message."""
+        message = str(arguments[1]).splitlines()[0] if len(arguments) > 1 and arguments[1] else ""
+        if message.startswith("Runtime assertion failed"):  # torch's own words for a condition without any
+            message = ""
+        note = add_assertion(self.builder, self.sizes, self.entry(arguments[0]), message, place(node))
+        if note:
+            self.notes.append(note)
+
     def _convert(self, node: Any, name: str, arguments: Mapping[str, Any], value: Any, where: str) -> Any:
         higher = HIGHER_ORDER.get(name)
         if higher is not None:
@@ -310,7 +325,8 @@ class TorchImporter:
         if name in ("_local_scalar_dense.default", "item.default"):
             source = self.entry(node.args[0])
             if isinstance(source, Value):
-                return self.sizes.read(self.builder, source, value)
+                with self.builder.at(place(node)):
+                    return self.sizes.read(self.builder, source, value)
         if type(value).__name__ in ("SymFloat", "SymBool"):
             operands = [self.entry(argument) for argument in node.args]
             if any(isinstance(operand, Value) for operand in operands):
@@ -420,6 +436,12 @@ def location(node: Any) -> str:
     file, _, rest = own[-1].removeprefix('File "').partition('", line ')
     number = rest.partition(",")[0]
     return f"{node.name} ({file}:{number})"
+
+
+def place(node: Any) -> str:
+    """As `location`, without the folder of the file: what goes into artifacts."""
+    name, _, rest = location(node).partition(" (")
+    return f"{name} ({rest.rpartition('/')[2]}" if rest else name
 
 
 def output_names(program: Any, count: int) -> list[str]:

@@ -30,9 +30,7 @@ HIGHER_ORDER: dict[str, Callable[..., Any]] = {}  # ops whose operands are graph
 # Checks of the tracer, without a meaning in a compiled program; sizes are checked as guards.
 DROPPED = frozenset(
     {
-        "_assert_async.default", "_assert_async.msg", "_assert_scalar.default", "_assert_tensor_metadata.default",
-        "_functional_assert_async.msg", "_functional_assert_scalar.default", "_linalg_check_errors.default",
-        "_print.default",
+        "_assert_tensor_metadata.default", "_linalg_check_errors.default", "_print.default",
         "sym_constrain_range.default", "sym_constrain_range_for_size.default",
     }
 )  # fmt: skip

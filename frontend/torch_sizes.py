@@ -70,7 +70,7 @@ class SizeReader:
         if type(value).__name__ != "SymInt":  # a float or a condition stays a tensor
             return source if source.type.rank == 0 else builder.op("reshape", source, shape=())[0]
         text = str(value.node.expr)
-        contents = builder.read_sizes(source, self._least(text))
+        contents = builder.read_sizes(source, self._least(text), wish=text)
         if contents is None:
             raise UnsupportedError("a number that is read from data")
         self.symbols[text] = contents.flat[0]

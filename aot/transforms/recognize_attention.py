@@ -197,7 +197,8 @@ def _grouped_mask(b: Builder, mask: Value, shape: Sequence[Dim]) -> Value:
     """A mask for scores [batch, heads, group, rows, keys], for their heads in groups."""
     if mask.type.rank < 3:
         return mask
-    batch, heads, group, *rest = (*(1,) * (5 - mask.type.rank), *mask.type.shape)
+    padded: tuple[Dim, ...] = (*(1,) * (5 - mask.type.rank), *mask.type.shape)
+    batch, heads, group, *rest = padded
     if (heads, group) != (1, 1) and (heads, group) != tuple(shape[1:3]):
         heads, group = shape[1:3]
         mask = emit(b, "expand", mask, shape=(batch, heads, group, *rest))

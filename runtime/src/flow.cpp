@@ -170,6 +170,9 @@ void Flow::read(const FlowEntry &entry) {
     if (entry.symbols.count == 0) {
         const uint32_t dim = number(entry.dims, 0);
         const int64_t expected = value(entry, dim);
+        if (found != expected && (entry.flags & flow_flag::EXACT)) {
+            refuse(entry, "Check the inputs.", "this assertion of the model does not hold");
+        }
         if (found != expected) {
             char known[24];
             snprintf(known, sizeof known, "%lld", static_cast<long long>(expected));
@@ -199,6 +202,11 @@ void Flow::check(const FlowEntry &entry) {
     const bool exact = entry.flags & flow_flag::EXACT;
     if (exact ? a == b : a >= b) return;
     const Artifact &artifact = model_.artifact;
+    const Run code = artifact.dims[left].code;
+    if (!exact && code.count == 1 && artifact.dim_code[code.first].op == dim_op::CONSTANT) {
+        refuse(entry, "Check what the model computes this size from.", "%s must be at most %lld, it is %lld",
+               artifact.text(artifact.dims[right].text), static_cast<long long>(a), static_cast<long long>(b));
+    }
     refuse(entry, "Check the sizes that the model computes here.", "%s (%lld) must be %s %s (%lld)",
            artifact.text(artifact.dims[left].text), static_cast<long long>(a), exact ? "equal to" : "at least",
            artifact.text(artifact.dims[right].text), static_cast<long long>(b));

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -248,25 +249,29 @@ def group_arguments(mask: str) -> tuple[Any, ...]:
     return (*tensors, masks[mask]) if mask in masks else tensors
 
 
-def idioms() -> dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]]:
-    """Name to (how to make the module, how to make its arguments)."""
-    found: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] = {}
+Idiom = tuple[Callable[[], Any], Callable[[], tuple[Any, ...]]]
+"""How to make a module, and its arguments."""
+
+
+def normal(*shapes: tuple[int, ...]) -> tuple[Any, ...]:
+    """Random tensors."""
+    return tuple(torch.randn(*shape) for shape in shapes)
+
+
+def idioms() -> dict[str, Idiom]:
+    """All of them by name."""
+    found: dict[str, Idiom] = {}
     for how in NORMS:
-        found[f"norm, {how}"] = (lambda how=how: Norm(how), lambda: (torch.randn(2, 5, 32),))
+        found[f"norm, {how}"] = (partial(Norm, how), partial(normal, (2, 5, 32)))
     for how in ROTATIONS:
-        shapes = ((2, 4, 6, 8), (2, 2, 6, 8), (6, 8), (6, 8))
-        found[f"rotary, {how}"] = (
-            lambda how=how: Rotary(how),
-            lambda shapes=shapes: tuple(torch.randn(*shape) for shape in shapes),
-        )
+        found[f"rotary, {how}"] = (partial(Rotary, how), partial(normal, (2, 4, 6, 8), (2, 2, 6, 8), (6, 8), (6, 8)))
     for how in GATES:
-        found[f"gate, {how}"] = (lambda how=how: Gate(how), lambda: (torch.randn(2, 5, 16),))
+        found[f"gate, {how}"] = (partial(Gate, how), partial(normal, (2, 5, 16)))
     for how in ("convolution", "projection"):
-        found[f"patches, {how}"] = (lambda how=how: Vision(how), lambda: (torch.randn(2, 3, 16, 16),))
-    for is_shifted in (False, True):
-        name = "windows, shifted" if is_shifted else "windows"
-        found[name] = (lambda is_shifted=is_shifted: Window(is_shifted), lambda: (torch.randn(2, 8, 8, 16),))
+        found[f"patches, {how}"] = (partial(Vision, how), partial(normal, (2, 3, 16, 16)))
+    for name, is_shifted in (("windows", False), ("windows, shifted", True)):
+        found[name] = (partial(Window, is_shifted), partial(normal, (2, 8, 8, 16)))
     found["decoder layer"] = (Layer, layer_arguments)
     for how in GROUPS:
-        found[f"grouped attention, {how}"] = (lambda how=how: Grouped(how, "added"), lambda: group_arguments("added"))
+        found[f"grouped attention, {how}"] = (partial(Grouped, how, "added"), partial(group_arguments, "added"))
     return found

@@ -22,7 +22,7 @@ pytest.importorskip("torch")
 import torch
 
 HEADS, KEYS, WIDTH, LENGTH, VOCABULARY = 4, 2, 8, 64, 31
-TOLERANCE = {"rtol": 2e-4, "atol": 2e-5}
+TOLERANCE: Any = {"rtol": 2e-4, "atol": 2e-5}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ class Decoder(torch.nn.Module):
         x = self.embedding(ids)
         batch = x.shape[0]
         seen = torch.arange(LENGTH) <= position
-        results = []
+        results: list[Any] = []
         for layer, part in enumerate(self.parts):
             y = part["norm"](x)
             q = part["q"](y).view(batch, 1, HEADS, WIDTH).transpose(1, 2)
