@@ -66,8 +66,22 @@ Core ATen by `run_decompositions`, except for these, which stay whole: {", ".joi
 - **Outputs** are named by their paths in what `forward` returns: `logits`, `cache.0`; where it returns one tensor or a
   tuple, `output_0`, `output_1`. Sizes and numbers become tensors of rank 0; None is left out.
 - **Sizes** that were exported as dynamic stay open, with torch's names (`s77`), bounds and relations; `--dim s77=1..8`.
+- **Arguments that are no tensors** (numbers, truth values, text, None) are fixed at export and are no inputs.
 - **State.** A buffer that `forward` changes is an input and an output of its name, and so is an input that it changes:
-  the caller keeps them, and may give the same memory for both.
+  the caller keeps them, and may give the same memory for both. A result that is an input with some elements replaced
+  (`index_copy`, `index_put`, `scatter`, assigned slices), such as a cache that `forward` returns, may lie in that
+  input's memory too. In one piece of memory only the new elements are written and attention reads the cache where it
+  lies; in two, the rest is copied first. `model.state` lists the pairs, `model.new_state()` gives what changed buffers
+  hold at first, and `aotc inspect` says what an update moves:
+
+  ```python
+  state = model.new_state()  # one for each conversation
+  for token in tokens:
+      outputs = model.run({{"ids": token, "position": position}}, state=state)  # updated in place
+  ```
+- **Assertions** (`torch._check`, `torch._assert_async`) on sizes of inputs are guards. Those on numbers and tensors are
+  checked while the program runs, and end it with the user's message and line; no state has changed then.
+- **Weights** that are one tensor under several names are stored once.
 - **Control flow.** {", ".join(sorted(HIGHER_ORDER))}: as [ONNX's](onnx.md#control-flow-and-sizes-from-data).
 - **Complex numbers** are pairs of real tensors inside of a program, complex buffers and weights included: so
   `torch.polar`, `view_as_complex`, `torch.fft` and `torch.stft` compile. A complex input or output is refused: pass its
