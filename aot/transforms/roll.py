@@ -59,8 +59,21 @@ def _roll_one(graph: Graph, context: Context, tried: set[Value], rolled: set[Val
             result = None
         tried |= made
         if result is not None:
+            tried |= _before(graph, chain)
             return result
     return None
+
+
+def _before(graph: Graph, chain: Chain) -> set[Value]:
+    """What the nodes nearest before the first step make: often a step that is unlike the others, and ends no chain."""
+    found: set[Value] = set()
+    pending = list(chain.steps[0].states)
+    while pending and len(found) < 2 * len(chain.template.nodes):
+        node = graph.producer.get(pending.pop(0))
+        if node is not None and node.outputs[0] not in found:
+            found.update(node.outputs)
+            pending.extend(node.operands)
+    return found
 
 
 def _one_of_each(graph: Graph) -> Graph:

@@ -29,6 +29,9 @@ _MOST_NODES = 250
 _MOST_INSTANCES = 4
 """Instances of one label that a step may have, and the chain still be found by it."""
 
+_MOST_STRAYS = 2
+"""Instances behind the last step that may be no part of the chain: steps of others that were not rolled."""
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -79,19 +82,33 @@ def find_chains(graph: Graph, tried: set[Value]) -> Iterator[Chain]:
     group_of = {node: nodes for nodes in groups for node in nodes}
     for nodes in groups:
         left = [node for node in nodes if node.outputs[0] not in tried]
-        for distance in range(1, min(_MOST_INSTANCES, len(left) - 1) + 1):
-            earlier = _walk(graph, rank, [(left[-1 - distance], left[-1])])
-            if earlier is None:
-                continue
-            found = list(_chains(graph, rank, earlier))
-            yield from found
-            late = _late(earlier, group_of, distance)  # only where those were of no use
-            again = _walk(graph, rank, [(left[-1 - distance], left[-1]), *late]) if late else None
-            if again is not None:
-                found += (others := list(_chains(graph, rank, again)))
-                yield from others
+        for end in range(len(left), max(len(left) - _MOST_STRAYS, LEAST_STEPS) - 1, -1):
+            found = False
+            for chain in _chains_of(graph, rank, left[:end], group_of):
+                found = True
+                yield chain
             if found:
                 break
+
+
+def _chains_of(
+    graph: Graph, rank: Mapping[Node, int], nodes: Sequence[Node], group_of: Mapping[Node, list[Node]]
+) -> Iterator[Chain]:
+    """Chains whose last step has the last of some instances."""
+    for distance in range(1, min(_MOST_INSTANCES, len(nodes) - 1) + 1):
+        earlier = _walk(graph, rank, [(nodes[-1 - distance], nodes[-1])])
+        if earlier is None:
+            continue
+        found = list(_chains(graph, rank, earlier))
+        yield from found
+        late = _late(earlier, group_of, distance)  # only where those were of no use
+        again = _walk(graph, rank, [(nodes[-1 - distance], nodes[-1]), *late]) if late else None
+        if again is not None:
+            others = list(_chains(graph, rank, again))
+            yield from others
+            found += others
+        if found:
+            return
 
 
 # Labels.
