@@ -41,6 +41,11 @@ class BackendInfo(Protocol):
         """Ops that are decomposed although their kind has an emitter."""
         ...
 
+    @property
+    def has_halos(self) -> bool:
+        """Whether sliding windows read zeros around their input; else they check their places."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:

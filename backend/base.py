@@ -59,6 +59,8 @@ class Backend(Protocol):
     """The kinds it emits; ops of other kinds are decomposed."""
     decomposes: frozenset[str]
     """Ops that are decomposed although their kind is emitted."""
+    has_halos: bool
+    """Whether sliding windows read zeros around their input; else they check their places."""
 
     def target(self, architecture: str) -> Target:
         """The target's table row; raises TargetError, listing the known ones."""

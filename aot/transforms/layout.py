@@ -102,7 +102,8 @@ class _Assigner:
         self.graph = graph
         self.context = context
         self.wanted = consumer_orders(graph)
-        self.halos = _halos_wanted(graph)
+        self.has_halos = context.backend is None or context.backend.has_halos
+        self.halos = _halos_wanted(graph) if self.has_halos else {}
         self.nodes: list[Node] = []
         self.new: dict[Value, Value] = {value: value for value in (*graph.inputs, *graph.consts)}
         self.copies: dict[tuple[Value, Layout], Value] = {}
@@ -217,8 +218,8 @@ class _Assigner:
     def _window_input(self, node: Node, value: Value) -> Value:
         """The convolution's input with a halo that covers its padding, and channels last unless they are few."""
         rank = value.type.rank
-        pads = ints_attr(node.attrs, "pads")
         spatial = rank - 2
+        pads = ints_attr(node.attrs, "pads") if self.has_halos else (0,) * (2 * spatial)
         needed: Halo = ((0, 0), (0, 0), *((pads[i], pads[spatial + i]) for i in range(spatial)))
         channels = value.type.shape[1]
         depthwise = int_attr(node.attrs, "groups") > 1

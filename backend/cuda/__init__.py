@@ -12,8 +12,9 @@ from aot.backend.cuda.attend import emit_attend
 from aot.backend.cuda.contract import emit_contract
 from aot.backend.cuda.loops import emit_loops
 from aot.backend.cuda.scatter import emit_scatter
+from aot.backend.cuda.window import emit_window
 from aot.errors import CompilerError
-from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot
+from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, WindowRoot
 from aot.target import Target
 
 
@@ -23,9 +24,21 @@ class CudaBackend:
     name = "cuda"
     default_architectures: tuple[str, ...] = ("sm_90a",)
     kinds: frozenset[Kind] = frozenset(
-        {Kind.MAP, Kind.REDUCE, Kind.ROW, Kind.GATHER, Kind.VIEW, Kind.CONTRACT, Kind.ATTEND, Kind.SCATTER, Kind.KERNEL}
+        {
+            Kind.MAP,
+            Kind.REDUCE,
+            Kind.ROW,
+            Kind.GATHER,
+            Kind.VIEW,
+            Kind.CONTRACT,
+            Kind.ATTEND,
+            Kind.SCATTER,
+            Kind.WINDOW,
+            Kind.KERNEL,
+        }
     )
     decomposes: frozenset[str] = frozenset()
+    has_halos = False
 
     def target(self, architecture: str) -> Target:
         return architecture_of(architecture).target
@@ -35,6 +48,8 @@ class CudaBackend:
             return emit_loops(kernel, target)
         if isinstance(kernel.root, ContractRoot):
             return emit_contract(kernel, target)
+        if isinstance(kernel.root, WindowRoot):
+            return emit_window(kernel, target)
         if isinstance(kernel.root, AttendRoot):
             return emit_attend(kernel, target)
         if isinstance(kernel.root, OwnedRoot) and kernel.root.op in ("scatter_elements", "scatter_nd"):

@@ -71,18 +71,28 @@ TILES = (
 SINGLE_TILES = (Tile(64, 64, 32, 4, 3), Tile(64, 32, 32, 4, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 64, 4, 3))
 
 
-def emit_contract(kernel: Kernel, target: Target, schedule: Tile | Stream | None = None) -> Emitted:
-    """Triton for a kernel with a ContractRoot; with `schedule`, cut as it says, where its form is possible."""
-    return _Contract(kernel, target, schedule).emit()
+def emit_contract(
+    kernel: Kernel,
+    target: Target,
+    schedule: Tile | Stream | None = None,
+    packed: Mapping[int, PackedOperand] | None = None,
+) -> Emitted:
+    """Triton for a kernel with a ContractRoot; with `schedule`, cut as it says, where its form is possible.
+
+    `packed`: operands whose types are already those of a packing that is asked for.
+    """
+    return _Contract(kernel, target, schedule, packed or {}).emit()
 
 
 class _Contract:
-    def __init__(self, kernel: Kernel, target: Target, schedule: Tile | Stream | None) -> None:
+    def __init__(
+        self, kernel: Kernel, target: Target, schedule: Tile | Stream | None, packed: Mapping[int, PackedOperand]
+    ) -> None:
         root = kernel.root
         if not isinstance(root, ContractRoot):
             raise CompilerError(f"{kernel.name}: not a matrix product")
         self.source, self.target, self.schedule = kernel, target, schedule
-        self.packed: dict[int, PackedOperand] = {}
+        self.packed = dict(packed)
         self.kernel = flatten(kernel, merge=False)
         assert isinstance(self.kernel.root, ContractRoot)
         self.root = self.kernel.root
@@ -211,9 +221,9 @@ class _Contract:
             if position == 0:
                 found[number] = rest
                 break
-            self.code.line(f"i{number} = {rest} % {extent}")
-            self.code.line(f"left{number} = {rest} // {extent}")
-            found[number], rest = f"i{number}", f"left{number}"
+            self.code.line(f"axis{number} = {rest} % {extent}")
+            self.code.line(f"rest{number} = {rest} // {extent}")
+            found[number], rest = f"axis{number}", f"rest{number}"
         return found
 
     def _span(

@@ -230,8 +230,11 @@ class Scope:
 
     def product_operand(self, expr: Expr, dtype: DType) -> str:
         """A value as an operand of tl.dot: in its memory's type where that is a 16-bit float, which loads as it is."""
-        if expr.op == "load" and len(expr.args) == 1 and expr.dtype == dtype and register_dtype(dtype) != dtype:
-            return self.define(self._load_text(expr, []))
+        if expr.op == "load" and expr.dtype == dtype and register_dtype(dtype) != dtype:
+            if len(expr.args) == 1:
+                return self.define(self._load_text(expr, []))
+            if expr.args[1].op != "const" and _is_zero(expr.args[2]):
+                return self.define(self._load_text(expr, [expr.args[1]]))
         return self.define(f"({self.value(expr)}).to({memory_type(dtype)})")
 
     def _load(self, expr: Expr) -> str:
