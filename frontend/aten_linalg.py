@@ -187,8 +187,8 @@ def _cholesky_inverse(c: Context) -> Result:
 def _system_of_triangle(c: Context, a: Value, b: Value, upper: bool, left: bool, unit: bool) -> Value:
     if left:
         return _triangular(c, a, b, upper, unit)
-    turned = (swapped(c, part, -1, -2) for part in (a, b))
-    return swapped(c, _triangular(c, *turned, not upper, unit), -1, -2)
+    turned = [swapped(c, part, -1, -2) for part in (a, b)]
+    return swapped(c, _triangular(c, turned[0], turned[1], not upper, unit), -1, -2)
 
 
 @aten_op("linalg_solve_triangular")
@@ -282,7 +282,13 @@ def _eigh(c: Context) -> Result:
 def _pseudo_inverse(c: Context) -> Result:
     """V diag(1 / s) U', of singular values above the larger of both tolerances."""
     x = c.tensor("self")
-    left, values, right = _singular(c, x)
+    if c.flag("hermitian"):  # of which the lower triangle is read
+        turned, left = c.builder.op("eigh", x)
+        values = c.op_("abs", turned)
+        signs = c.reshape(c.op_("sign", turned), (*turned.type.shape[:-1], 1, turned.type.shape[-1]))
+        right = c.op_("mul", left, signs)
+    else:
+        left, values, right = _singular(c, x)
     size = max(int(str(extent)) for extent in x.type.shape[-2:])
     zero = c.scalar(0.0, x.type.dtype)
     absolute, relative = c.optional("atol"), c.optional("rtol")

@@ -82,13 +82,16 @@ Core ATen by `run_decompositions`, except for these, which stay whole: {", ".joi
 - **Assertions** (`torch._check`, `torch._assert_async`) on sizes of inputs are guards. Those on numbers and tensors are
   checked while the program runs, and end it with the user's message and line; no state has changed then.
 - **Weights** that are one tensor under several names are stored once.
-- **Control flow.** {", ".join(sorted(HIGHER_ORDER))}: as [ONNX's](onnx.md#control-flow-and-sizes-from-data).
+- **Control flow.** {", ".join(sorted(set(HIGHER_ORDER) - {"with_effects"}))}: as [ONNX's](onnx.md#control-flow-and-sizes-from-data).
 - **Complex numbers** are pairs of real tensors inside of a program, complex buffers and weights included: so
   `torch.polar`, `view_as_complex`, `torch.fft` and `torch.stft` compile. A complex input or output is refused: pass its
   parts as a last axis of 2, by `torch.view_as_complex` and `torch.view_as_real`. The length of a transform must be
   known when building.
 - **Numbers from data.** `x.item()` is a size where it is used as one, else a number of any sign; Python's arithmetic on
   it is the program's.
+- **Linear algebra** is computed in f64. That a matrix is singular, or not positive, is no fault: the results are what
+  the divisions give, and `info` of the `_ex` functions says so. Signs of singular vectors and eigenvectors are not
+  LAPACK's.
 - **Random numbers** are the artifact's own, the same in every run.
 
 ## Core ATen

@@ -54,7 +54,7 @@ def _svd_of(x: Array) -> tuple[Array, Array, Array]:
                 if not abs(across) > 1e-15 * np.sqrt(first * second):
                     continue
                 turned = True
-                cos, sin = _rotation(second - first, across)
+                cos, sin = _rotation(float(second - first), float(across))
                 for m in (a, v):
                     m[:, p], m[:, q] = cos * m[:, p] - sin * m[:, q], sin * m[:, p] + cos * m[:, q]
         if not turned:

@@ -43,7 +43,12 @@ ONE: dict[str, Callable[[Any], Any]] = {
     "whole bases": lambda x: (lambda u: (u.mT @ u).round(decimals=4).abs())(linalg.svd(x[..., :2]).U),
     "eigenvalues": lambda x: (linalg.eigvalsh(x), linalg.eigvalsh(x, "U")),
     "eigenvectors put together": lambda x: _whole(linalg.eigh(positive(x))),
-    "pseudo-inverse": lambda x: (linalg.pinv(x[..., :2]), linalg.pinv(x * 0), linalg.pinv(x, atol=0.5)),
+    "pseudo-inverse": lambda x: (
+        linalg.pinv(x[..., :2]),
+        linalg.pinv(x * 0),
+        linalg.pinv(x, atol=0.5),
+        linalg.pinv(x, hermitian=True),
+    ),
     "rank": lambda x: linalg.matrix_rank(x[..., :1] @ x[..., :1, :]),
     "power": lambda x: (linalg.matrix_power(x, 3), linalg.matrix_power(x, -2)),
 }

@@ -70,13 +70,13 @@ def test_running_statistics_are_state(kind: str) -> None:
     from aot.frontend import load
 
     model = torch.nn.BatchNorm1d(6) if kind == "batch" else torch.nn.InstanceNorm1d(6, track_running_stats=True)
-    program = torch.export.export(model, (x(4, 6),), strict=False)
+    program = torch.export.export(model, (x(4, 6, 5),), strict=False)
     graph = load(program)
     names = [value.name for value in graph.inputs]
     start = {name: np.asarray(buffer) for name, buffer in model.named_buffers() if name in names}
-    feeds = [start[name] if name in start else x(4, 6).numpy() for name in names]
+    feeds = [start[name] if name in start else x(4, 6, 5).numpy() for name in names]
     got = {value.name: array for value, array in zip(graph.outputs, evaluate(graph, feeds), strict=True)}
-    model(x(4, 6))
+    model(x(4, 6, 5))
     for name in ("running_mean", "running_var"):
         np.testing.assert_allclose(got[name], getattr(model, name).numpy(), rtol=1e-5, atol=1e-6)
 
