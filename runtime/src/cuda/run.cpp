@@ -28,7 +28,8 @@ DeviceSession::DeviceSession(const Model &model, const Memory &memory, uint32_t 
       plain_(flags & (AOT_SESSION_NO_GRAPH | AOT_SESSION_PROFILE)), profiling_(flags & AOT_SESSION_PROFILE),
       retired_(Allocator<DeviceBlock>(memory)), inputs_(Allocator<Port>(memory)), outputs_(inputs_.get_allocator()),
       input_addresses_(Allocator<uint8_t *>(memory)), output_addresses_(input_addresses_.get_allocator()),
-      events_(Allocator<Event>(memory)) {
+      events_(Allocator<Event>(memory)), donations_(memory), donated_(Allocator<const uint8_t *>(memory)) {
+    donated_.reserve(model.output_count());
     inputs_.resize(model.input_count());
     outputs_.resize(model.output_count());
     input_addresses_.resize(model.input_count());
@@ -42,6 +43,7 @@ DeviceSession::~DeviceSession() {
     const Current current(device_);
     const Driver &driver = device_.driver;
     if (has_run_) driver.event_synchronize(done_);
+    donations_.clear();
     driver.event_destroy(done_);
     for (Event event : events_) driver.event_destroy(event);
     if (own_stream_) driver.stream_destroy(own_stream_);
@@ -218,6 +220,29 @@ void DeviceSession::order(Call &call) {
           "waiting for the last run, which was on another stream");
 }
 
+// Sessions may take turns with a cache, where a stream or the caller puts their runs in order.
+void DeviceSession::claim_state(const Call &call, const Plan &plan, const Outputs &outputs) {
+    const Artifact &a = model_.artifact;
+    const Run state = plan.unit->entry->state;
+    donated_.clear();
+    for (uint32_t pair = 0; !call.capturing_ && pair < state.count; pair += 2) {
+        const uint32_t input = static_cast<uint32_t>(a.integer(state.first + pair));
+        const uint32_t output = static_cast<uint32_t>(a.integer(state.first + pair + 1));
+        const bool in_place = outputs_[output].device_type == 2 && input_addresses_[input] == outputs.data[output];
+        if (in_place && outputs.bytes[output]) donated_.push_back(outputs.data[output]);
+    }
+    const uint8_t *taken = donations_.claim(device_.driver, donated_, call.stream_, done_);
+    if (!taken) return;
+    donations_.launched();
+    for (uint32_t pair = 0; pair < state.count; pair += 2) {
+        const uint32_t input = static_cast<uint32_t>(a.integer(state.first + pair));
+        if (input_addresses_[input] != taken) continue;
+        throw wrong_tensor("input", a.text(model_.input(input).name),
+                           "Put both runs into one stream, or wait for the other one first.",
+                           "a run of another session, on another stream, is updating this state in place");
+    }
+}
+
 void DeviceSession::run(Call &call, Plan &plan, const aot_tensor *const *inputs, const Outputs &outputs, uint64_t *step_ns) {
     const Driver &driver = device_.driver;
     const Artifact &a = model_.artifact;
@@ -234,12 +259,14 @@ void DeviceSession::run(Call &call, Plan &plan, const aot_tensor *const *inputs,
     // Copies that have begun must not outlive the call, nor the caller's memory with it.
     struct Wait {
         const Driver &driver;
+        Donations &donations;
         Stream stream;
         bool wanted;
         ~Wait() {
             if (wanted) driver.stream_synchronize(stream);
+            donations.launched();
         }
-    } wait{driver, call.stream_, !call.capturing_};
+    } wait{driver, donations_, call.stream_, !call.capturing_};
     for (uint32_t i = 0; i < input_count; ++i) {
         if (is_device_memory(*inputs[i])) {
             input_addresses_[i] = data_of(*inputs[i]);
@@ -252,6 +279,7 @@ void DeviceSession::run(Call &call, Plan &plan, const aot_tensor *const *inputs,
         check(driver, driver.copy_in_async(address_of(input_addresses_[i]), data_of(*inputs[i]), bytes, call.stream_),
               a.text(model_.input(i).name), "copying an input to the device");
     }
+    claim_state(call, plan, outputs);
     const Run state = plan.unit->entry->state;
     for (uint32_t i = 0; i < output_count; ++i) {
         output_addresses_[i] = outputs.data[i];

@@ -1,6 +1,7 @@
 // A session's half on a GPU: its device memory, its stream, and the way of a run through them.
 #pragma once
 
+#include "cuda/donations.h"
 #include "cuda/launches.h"
 #include "guards.h"
 
@@ -67,6 +68,7 @@ private:
     uint8_t *device_memory(DeviceBlock &block, size_t bytes, const char *name, const char *purpose);
     void wait_for_last_run();
     void order(Call &call);
+    void claim_state(const Call &call, const Plan &plan, const Outputs &outputs);
     void take_times(uint32_t count, uint64_t *step_ns);
 
     const Model &model_;
@@ -82,6 +84,8 @@ private:
     Stream own_stream_ = nullptr;
     Stream last_stream_ = nullptr;
     Event done_ = nullptr;  // the end of the last run
+    Donations donations_;
+    Vector<const uint8_t *> donated_;  // by the run in progress
     bool has_run_ = false;
     bool was_captured_ = false;
 };
