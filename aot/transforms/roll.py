@@ -21,7 +21,7 @@ from aot.ir import Graph, Level, Node, Value, live
 from aot.ops import Kind, OpError
 from aot.passes import Context, transform
 from aot.transforms.roll_batch import Stacker, joined_along, unstacked
-from aot.transforms.roll_find import LEAST_STEPS, Chain, find_chains
+from aot.transforms.roll_find import LEAST_STEPS, Chain, alike, find_chains
 from aot.transforms.roll_places import join_places, replaced
 from aot.transforms.roll_step import Body, Given, NotRolled, body_of
 from aot.transforms.shapes import as_int, emit, perm_of, reshaped, transposed
@@ -65,14 +65,18 @@ def _roll_one(graph: Graph, context: Context, tried: set[Value], rolled: set[Val
 
 
 def _before(graph: Graph, chain: Chain) -> set[Value]:
-    """What the nodes nearest before the first step make: often a step that is unlike the others, and ends no chain."""
+    """What a step before the first one makes that is like the others in part: no chain ends there."""
     found: set[Value] = set()
-    pending = list(chain.steps[0].states)
-    while pending and len(found) < 2 * len(chain.template.nodes):
-        node = graph.producer.get(pending.pop(0))
-        if node is not None and node.outputs[0] not in found:
-            found.update(node.outputs)
-            pending.extend(node.operands)
+    states = zip(chain.next_states, chain.steps[0].states, strict=True)
+    pending = [(number, graph.producer.get(value)) for (number, _), value in states]
+    while pending:
+        number, node = pending.pop()
+        if node is None or node.outputs[0] in found or not alike(node, chain.template.nodes[number]):
+            continue
+        found.update(node.outputs)
+        for operand, value in zip(chain.operands[number], node.inputs, strict=True):
+            if operand is not None and value is not None and operand.kind == "core":
+                pending.append((operand.number, graph.producer.get(value)))
     return found
 
 
