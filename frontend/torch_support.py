@@ -45,6 +45,7 @@ def torch_page() -> str:
     sizes = [name for name in missing if name.startswith("sym_") or name == "_local_scalar_dense.default"]
     others = [name for name in missing if name not in sizes]
     more = sorted({name for name in CONVERTERS if name.partition(".")[0] not in {c.partition(".")[0] for c in core}})
+    control = sorted(set(HIGHER_ORDER) - {"with_effects"})
     bases = {name.partition(".")[0] for name in CONVERTERS}
 
     def names(found: Iterable[str]) -> str:
@@ -82,7 +83,7 @@ Core ATen by `run_decompositions`, except for these, which stay whole: {", ".joi
 - **Assertions** (`torch._check`, `torch._assert_async`) on sizes of inputs are guards. Those on numbers and tensors are
   checked while the program runs, and end it with the user's message and line; no state has changed then.
 - **Weights** that are one tensor under several names are stored once.
-- **Control flow.** {", ".join(sorted(set(HIGHER_ORDER) - {"with_effects"}))}: as [ONNX's](onnx.md#control-flow-and-sizes-from-data).
+- **Control flow.** {", ".join(control)}: as [ONNX's](onnx.md#control-flow-and-sizes-from-data).
 - **Complex numbers** are pairs of real tensors inside of a program, complex buffers and weights included: so
   `torch.polar`, `view_as_complex`, `torch.fft` and `torch.stft` compile. A complex input or output is refused: pass its
   parts as a last axis of 2, by `torch.view_as_complex` and `torch.view_as_real`. The length of a transform must be
