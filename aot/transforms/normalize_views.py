@@ -400,6 +400,8 @@ def _check_copies(m: Match) -> str | None:
 def concat_of_copies(b: Builder, m: Match) -> Value:
     """One tensor many times along an axis is an expand of it."""
     first, axis = m.root.operands[0], as_int(m.root.attrs["axis"])
+    if first.type.shape[axis] == 1:
+        return emit(b, "expand", first, shape=m.root.output.type.shape)
     before, after = first.type.shape[:axis], first.type.shape[axis:]
     apart = reshaped(b, first, (*before, 1, *after))
     wide = emit(b, "expand", apart, shape=(*before, len(m.root.operands), *after))

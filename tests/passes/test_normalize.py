@@ -253,6 +253,16 @@ CASES: list[Case] = [
     ),
     fires("tile_of_one", lambda b: b.relu(b.tile(f(b, "x", M, 4), repeats=(1, 1))), "relu"),
     declines("tile_of_one", lambda b: b.relu(b.tile(f(b, "x", M, 4), repeats=(1, 2)))),
+    fires("tile_of_units", lambda b: b.tile(f(b, "x", M, 1), repeats=(1, 3)), "expand"),
+    declines("tile_of_units", lambda b: b.tile(f(b, "x", M, 4), repeats=(1, 2))),
+    fires("concat_of_copies", lambda b: b.concat(*[f(b, "x", M, 1)] * 3, axis=1), "expand"),
+    fires(
+        "concat_of_copies",
+        lambda b: b.relu(b.reshape(b.concat(*[f(b, "x", 3, 4)] * 2, axis=0), shape=(2, 3, 4))),
+        "reshape expand reshape reshape relu",
+    ),
+    declines("concat_of_copies", lambda b: b.concat(*[f(b, "x", M, 4)] * 2, axis=1)),
+    declines("concat_of_copies", lambda b: b.concat(f(b, "x", M, 1), f(b, "y", M, 1), axis=1)),
     fires(
         "reduce_keeps_axes", lambda b: b.reduce_sum(f(b, "x", M, 4), axes=(1,), keepdims=False), "reduce_sum reshape"
     ),
