@@ -10,6 +10,7 @@ from typing import Any
 from aot.dims import Dim
 from aot.dtypes import DType
 from aot.frontend.aten_contract import matmul
+from aot.frontend.aten_create import gauss
 from aot.frontend.aten_types import filled, truth
 from aot.frontend.aten_views import concat, swapped, without
 from aot.frontend.torch_complex import (
@@ -25,6 +26,7 @@ from aot.frontend.torch_complex import (
 from aot.frontend.torch_registry import Context, converter_of
 from aot.ir import Value
 from aot.ops.helpers import wide_dtype
+from aot.ops.opdef import broadcast_shapes
 
 # Parts
 
@@ -108,8 +110,6 @@ def _broadcast(c: Context, parts: Sequence[Value]) -> Complex:
 
 
 def _result_shape(c: Context, parts: Sequence[Value]) -> tuple[Dim, ...]:
-    from aot.ops.opdef import broadcast_shapes
-
     return broadcast_shapes(*(part.type.shape for part in parts))
 
 
@@ -133,8 +133,6 @@ def _ones(c: Context) -> Any:
 @complex_op("randn", "randn_like")
 def _randn(c: Context) -> Any:
     """Parts of half the variance each."""
-    from aot.frontend.aten_create import gauss
-
     x = c.arguments.get("self")
     shape = x.type.shape if isinstance(x, Complex) else c.sizes("size")
     both = gauss(c, (2, *shape), c.dtype, 0.0, math.sqrt(0.5))
