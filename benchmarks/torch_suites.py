@@ -1,9 +1,9 @@
 """Which of PyTorch's own test samples build and agree: `python benchmarks/torch_suites.py [--write]`.
 
 OpInfo, ModuleInfo and exportdb, exported, built for the CPU, run and compared with eager (tests/torch/suites.py says
-how). Outcomes go to a file in --folder as they come; a run with --resume goes on from there. With --write, the
-counts go to benchmarks/results/torch_suites.json and the page to docs/torch_ops.md. Exit code 1 if any sample fails
-where it is not refused.
+how). Outcomes go to a file in --folder as they come; a run with --resume goes on from there, and one with --retry
+repeats what failed or was refused, and no more. With --write, the counts go to benchmarks/results/torch_suites.json
+and the page to docs/torch_ops.md. Exit code 1 if any sample fails where it is not refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 Record = dict[str, Any]
 CHUNK = 48
 LARGEST_SHARE_LISTED = 0.99  # ops below are listed with their reasons
-# What OpInfo asks that has no answer in a compiled program, or was left out on purpose.
+# How samples pass that do not equal eager.
 NOTES = {
     "float64": "differ from eager, but are as near to eager's computation in float64 as eager itself, or nearer",
     "statistics": "random numbers: types, shapes, that they are finite, and the mean of many",
@@ -63,12 +63,13 @@ def run_chunk(suite: str, limit: int, numbers: Sequence[int], target: str, kerne
     ]
 
 
-def run_examples(target: str, kernels: Path) -> list[Record]:
-    """The records of exportdb."""
+def run_examples(numbers: Sequence[int], target: str, kernels: Path) -> Iterator[Record]:
+    """The records of some examples of exportdb."""
     from tests.torch import exportdb
 
-    outcomes = [exportdb.run(example, kernels, target) for example in exportdb.examples()]
-    return [record("exportdb", number, outcome) for number, outcome in enumerate(outcomes)]
+    examples = list(exportdb.examples())
+    for number in numbers:
+        yield record("exportdb", number, exportdb.run(examples[number], kernels, target))
 
 
 def record(suite: str, number: int, outcome: Any) -> Record:
@@ -117,26 +118,34 @@ def run_suite(
             chunks = others
 
 
-def run_all(arguments: argparse.Namespace, known: Sequence[Record]) -> Iterator[Record]:
-    """The records that are not known yet."""
-    done = {(each["suite"], each["at"]) for each in known}
-    found = list(known)
+def run_all(arguments: argparse.Namespace, known: Mapping[tuple[str, int], Record]) -> Iterator[Record]:
+    """The records that are not known yet; of a retry, those of samples that failed or were refused."""
+    found = dict(known)
+    again = {key for key, each in known.items() if each["verdict"] in ("fail", "unsupported")}
     kept = _kept_whole()
     for suite in arguments.suites:
-        if suite == "exportdb":
-            if (suite, 0) not in done:
-                yield from run_examples(arguments.target, arguments.cache)
-            continue
-        total = len(cases_of(suite, arguments.limit))
-        wanted = range(0, total, arguments.every)
+        total = total_of(suite, arguments.limit)
+        wanted: Sequence[int] = range(0, total, 1 if suite == "exportdb" else arguments.every)
         if suite == "OpInfo, core":  # those that keep an op whole otherwise
-            whole = {r["at"] for r in found if r["suite"] == "OpInfo" and any(map(kept, r["overloads"]))}
-            wanted = [number for number in wanted if number in whole]  # type: ignore[assignment]
-        rest = [number for number in wanted if (suite, number) not in done]
+            whole = {at for (name, at), r in found.items() if name == "OpInfo" and any(map(kept, r["overloads"]))}
+            wanted = [number for number in wanted if number in whole]
+        rest = [n for n in wanted if ((suite, n) in again if arguments.retry else (suite, n) not in known)]
         print(f"{suite}: {len(rest)} of {total} samples", flush=True)
+        if suite == "exportdb":
+            yield from run_examples(rest, arguments.target, arguments.cache)
+            continue
         for each in run_suite(suite, arguments.limit, rest, arguments.jobs, arguments.target, arguments.cache):
-            found.append(each)
+            found[suite, each["at"]] = each
             yield each
+
+
+def total_of(suite: str, limit: int) -> int:
+    """How many samples a suite has."""
+    if suite != "exportdb":
+        return len(cases_of(suite, limit))
+    from tests.torch import exportdb
+
+    return len(list(exportdb.examples()))
 
 
 def _kept_whole() -> Any:
@@ -201,20 +210,21 @@ def page(result: Mapping[str, Any]) -> str:
         "",
         "The samples of OpInfo, ModuleInfo and exportdb (`torch.testing._internal`, `torch._export.db`), exported,",
         "built for the CPU, run, and compared with eager. OpInfo in float32, float16, int64 and bool, as each op takes",
-        f"them, at most {facts['limit']} samples of an op and type; those whose programs keep an op whole are also built",
-        "from core ops alone (core).",
+        f"them, at most {facts['limit']} samples of an op and type; those whose programs keep an op whole are also",
+        "built from core ops alone (core).",
         "",
         *(f"- {key}: {value}" for key, value in facts.items()),
         "",
         "Re-run: `python benchmarks/torch_suites.py --write`.",
         "",
-        "| suite | samples | pass | fail | not supported | share | PyTorch does not export |",
-        "|---|---|---|---|---|---|---|",
+        "| suite | samples | run | pass | fail | not supported | share | PyTorch does not export |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for suite, counts in result["suites"].items():
         lines.append(
-            f"| {suite} | {sum(counts.values())} | {counts.get('pass', 0)} | {counts.get('fail', 0)} "
-            f"| {counts.get('unsupported', 0)} | {_percent(counts)} | {counts.get('no export', 0)} |"
+            f"| {suite} | {result['totals'].get(suite, '')} | {sum(counts.values())} | {counts.get('pass', 0)} "
+            f"| {counts.get('fail', 0)} | {counts.get('unsupported', 0)} | {_percent(counts)} "
+            f"| {counts.get('no export', 0)} |"
         )
     lines += [
         "",
@@ -297,22 +307,25 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "torch_suites")
     parser.add_argument("--cache", type=Path, help="compiled kernels of earlier builds (default: in the folder)")
     parser.add_argument("--resume", action="store_true", help="go on from the outcomes in the folder")
+    parser.add_argument("--retry", action="store_true", help="repeat what failed or was refused, and no more")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     arguments.cache = arguments.cache or arguments.folder / "kernels"
     arguments.folder.mkdir(parents=True, exist_ok=True)
     path = arguments.folder / "outcomes.jsonl"
-    records: list[Record] = []
-    if arguments.resume and path.exists():
-        records = [json.loads(line) for line in path.read_text().splitlines()]
-    with path.open("a" if arguments.resume else "w") as file:
-        for each in run_all(arguments, records):
-            records.append(each)
+    known: dict[tuple[str, int], Record] = {}
+    if arguments.resume or arguments.retry:
+        lines = path.read_text().splitlines() if path.exists() else []
+        known = {(each["suite"], each["at"]): each for each in map(json.loads, lines)}
+    records = dict(known)
+    with path.open("a" if known else "w") as file:
+        for each in run_all(arguments, known):
+            records[each["suite"], each["at"]] = each
             file.write(json.dumps(each) + "\n")
             file.flush()
             if each["verdict"] == "fail":
                 print(f"{each['suite']}: {each['name']} {each['dtype']} {each['number']}: {each['reason']}", flush=True)
-    found = counted(records)
+    found = counted([each for key, each in sorted(records.items())])
     for suite, counts in found["suites"].items():
         print(f"{suite}: {dict(counts)}, {_percent(counts)}", flush=True)
     if arguments.write:
@@ -335,9 +348,8 @@ def write(found: dict[str, Any], arguments: argparse.Namespace) -> None:
         "processor": processor(),
         "limit": arguments.limit,
     }
-    if arguments.every > 1:
-        facts["taken"] = f"one sample in {arguments.every}"
-    result = {"facts": facts, "core": core_overloads(), **found}
+    totals = {suite: total_of(suite, arguments.limit) for suite in found["suites"] if suite != "OpInfo, core"}
+    result = {"facts": facts, "totals": totals, "core": core_overloads(), **found}
     text = json.dumps(result, indent=1, ensure_ascii=False)
     (ROOT / "benchmarks" / "results" / "torch_suites.json").write_text(text + "\n")
     (ROOT / "docs" / "torch_ops.md").write_text(page(json.loads(text)))

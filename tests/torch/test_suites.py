@@ -5,6 +5,7 @@ The figures of a whole run are in docs/torch_ops.md (benchmarks/torch_suites.py)
 
 from __future__ import annotations
 
+import json
 import os
 import zlib
 from collections import Counter
@@ -20,9 +21,11 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
+from benchmarks import torch_suites
 from tests.torch import exportdb, moduleinfo, opinfo, suites
 from tests.torch.suites import Call, Case, Outcome, Runner
 
+ROOT = Path(__file__).resolve().parents[2]
 EVERYTHING = os.environ.get("AOT_SUITE") == "all"
 KNOWN_FAILURES: dict[str, str] = {}  # "name dtype number": why
 
@@ -63,12 +66,29 @@ def test_exportdb(tmp_path: Path) -> None:
     check((exportdb.run(example, tmp_path) for example in list(exportdb.examples())[::every]), 1.0)
 
 
+def test_the_page_is_current() -> None:
+    result = json.loads((ROOT / "benchmarks" / "results" / "torch_suites.json").read_text())
+    page = (ROOT / "docs" / "torch_ops.md").read_text()
+    assert page == torch_suites.page(result), "python benchmarks/torch_suites.py --resume --write"
+
+
 # The runner itself
 
 
 def case(function: Any, *args: Any, number: int = 0, **changes: Any) -> Case:
     call = Call(function, args, {})
     return replace(Case("a", "float32", number, call, call.tensors()), **changes)
+
+
+@torch.library.custom_op("aotc_tests::unknown", mutates_args=())
+def unknown(x: torch.Tensor) -> torch.Tensor:
+    """An operator that no compiler knows."""
+    return x.clone()
+
+
+@unknown.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
 
 
 def test_a_batch_says_of_each_case_what_becomes_of_it(tmp_path: Path) -> None:
@@ -83,22 +103,21 @@ def test_a_batch_says_of_each_case_what_becomes_of_it(tmp_path: Path) -> None:
     cases = [
         case(lambda x: x * 2, x),
         case(undecided, x),
-        case(torch.linalg.eigvalsh, torch.eye(2)),
+        case(torch.ops.aotc_tests.unknown, x),
         case(changing, x),
         case(lambda x, y: (torch.cat(x), y), [x, x], 3),
         case(torch.nonzero, x),
         case(torch.fft.rfft, x),
         case(torch.rand_like, x),
-        case(lambda x: x.tolist()[0][0], x),
         case(lambda x: "text", x),
     ]
     outcomes = list(Runner(tmp_path).run(cases))
     verdicts = [outcome.verdict for outcome in outcomes]
     assert verdicts == [
-        "pass", "no export", "unsupported", "pass", "pass", "pass", "pass", "pass", "no export", "no export",
+        "pass", "no export", "unsupported", "pass", "pass", "pass", "pass", "pass", "no export",
     ], [outcome.reason for outcome in outcomes]  # fmt: skip
     assert outcomes[0].overloads == ("mul.Tensor",)
-    assert len(outcomes[2].refused) == 1 and outcomes[2].refused[0] in outcomes[2].overloads
+    assert outcomes[2].refused == outcomes[2].overloads == ("aotc_tests::unknown.default",)
     assert outcomes[7].note == "statistics"
 
 
@@ -127,7 +146,7 @@ def test_results_are_judged() -> None:
     x = torch.tensor([1.0, 2.0, 3.0])
     assert judge(torch.neg, np.float32([-1, -2, -3]), x)[0] == "pass"
     assert judge(torch.neg, np.float32([-1, -2, -3.01]), x)[0] == "fail"
-    assert judge(torch.neg, np.float64([-1, -2, -3]), x) == ("fail", "type float64, eager has torch.float32", "")
+    assert judge(torch.neg, np.float64([-1, -2, -3]), x) == ("fail", "type float64, eager has float32", "")
     assert judge(torch.neg, np.float32([[-1, -2, -3]]), x)[0] == "fail"
     assert judge(torch.argmax, np.int64(1), x)[0] == "fail"
     assert judge(torch.empty_like, np.float32([9, 9, 9]), x, unwritten=True)[0] == "pass"
@@ -136,7 +155,7 @@ def test_results_are_judged() -> None:
 
 
 def test_what_is_nearer_to_float64_than_eager_passes() -> None:
-    x = torch.full((64,), 0.1, dtype=torch.float16)
+    x = torch.full((512,), 0.1, dtype=torch.float16)
 
     def step_by_step(x: Any) -> Any:
         total = x[0]
@@ -147,7 +166,7 @@ def test_what_is_nearer_to_float64_than_eager_passes() -> None:
     half = {"dtype": "float16"}
     eager = float(step_by_step(x))
     truth = float(step_by_step(x.double()))
-    assert abs(eager - truth) > 4e-3 * truth
+    assert abs(eager - truth) > 1e-2 * truth
     assert judge(step_by_step, np.float16(truth), x, **half) == ("pass", "", "float64")
     assert judge(step_by_step, np.float16(2 * truth - eager), x, **half)[2] in ("", "float64")
     assert judge(step_by_step, np.float16(truth + 5 * abs(eager - truth)), x, **half)[0] == "fail"
