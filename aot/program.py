@@ -263,6 +263,7 @@ class Program:
     planner: str = ""  # which method placed the buffers, and whether the peak is proved minimal
     flow: Flow | None = None
     initial: tuple[tuple[int, int], ...] = ()  # (input, constant): what state holds at first; one element means all
+    driver: int = 0  # of a GPU: the oldest driver that takes the code, as CUDA's version, such as 12040; 0: any
 
     @property
     def parts(self) -> tuple[Program, ...]:

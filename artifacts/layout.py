@@ -320,6 +320,8 @@ RECORDS = (
         ("unbacked", "u32", "how many symbols, at the end, no input binds"),
         ("is_block", "u32", "1: only a flow runs it"),
         ("initial", "integers", "input, constant, …: what state holds at first; one element means all of them"),
+        ("driver", "u32", "of a GPU: the oldest driver that takes the code, as CUDA's version, such as 12040; 0: any"),
+        ("reserved_2", "u32"),
     ),
     _record(
         "FlowEntry",

@@ -349,6 +349,7 @@ class _ProgramReader:
             planner=reader.text(row["planner"]),
             flow=self.flow(len(inputs), len(outputs)) if row["flow"][1] else None,
             initial=tuple(zip(initial[::2], initial[1::2], strict=True)),
+            driver=row["driver"],
         )
 
     def flow(self, input_count: int, output_count: int) -> Flow:

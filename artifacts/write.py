@@ -208,6 +208,8 @@ class _Tables:
                     flow.unbacked if flow is not None else 0,
                     int(environment is not None),
                     tuple(number for pair in program.initial for number in pair),
+                    program.driver,
+                    0,
                 )
             ],
         )

@@ -166,7 +166,7 @@ def from_host(pool: Pool, array: Any, device: int, stream: int) -> DeviceTensor:
     """A copy of a row-major numpy array in device memory."""
     import numpy
 
-    array = numpy.ascontiguousarray(array)
+    array = numpy.asarray(array, order="C")
     dtype = next((name for name, row in _tensors.DTYPES.items() if row[0] == array.dtype.name), None)
     if dtype is None:
         raise RunError(f"no element type for numpy dtype {array.dtype}", hint="Convert the array to a numeric dtype.")

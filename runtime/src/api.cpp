@@ -55,7 +55,7 @@ template <class F> int32_t guarded(aot_error *error, F &&f) noexcept {
 }
 
 bool supported(const char *target) {
-    if (strncmp(target, "cuda:", 5) == 0) return cuda::target_problem(target, 0, nullptr).empty();
+    if (strncmp(target, "cuda:", 5) == 0) return cuda::target_problem(target, 0, 0, nullptr).empty();
     return target_supported(target);
 }
 

@@ -190,7 +190,7 @@ inline uint32_t entry_bytes(uint32_t kind) {
     case 12: return 72;
     case 13: return 8;
     case 14: return 56;
-    case 15: return 184;
+    case 15: return 192;
     case 21: return 80;
     default: return 0;
     }
@@ -519,8 +519,10 @@ struct ProgramEntry {
     uint32_t unbacked;  // how many symbols, at the end, no input binds
     uint32_t is_block;  // 1: only a flow runs it
     Run initial;  // input, constant, …: what state holds at first; one element means all of them
+    uint32_t driver;  // of a GPU: the oldest driver that takes the code, as CUDA's version, such as 12040; 0: any
+    uint32_t reserved_2;
 };
-static_assert(sizeof(ProgramEntry) == 184, "layout");
+static_assert(sizeof(ProgramEntry) == 192, "layout");
 template <class V> void visit(const ProgramEntry &r, V &v) {
     v.string("target", r.target);
     v.string("variant", r.variant);
@@ -545,6 +547,7 @@ template <class V> void visit(const ProgramEntry &r, V &v) {
     v.integers("blocks", r.blocks);
     v.integers("environment", r.environment);
     v.integers("initial", r.initial);
+    v.zero("reserved_2", r.reserved_2);
 }
 inline constexpr uint32_t section_of(const ProgramEntry *) {
     return section::PROGRAMS;

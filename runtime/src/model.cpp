@@ -51,7 +51,7 @@ std::string Model::problem_of(const ProgramEntry &program, const aot_load_option
     if (options.target && strcmp(options.target, target) != 0) return text_of("asked for was %s", options.target);
     if (is_gpu(target)) {
         if (program.flow.count) return "control flow and sizes from data do not run on a GPU";
-        return cuda::target_problem(target, options.device, static_cast<cuda::Context>(options.context));
+        return cuda::target_problem(target, static_cast<int>(program.driver), options.device, static_cast<cuda::Context>(options.context));
     }
     static const char *const levels[] = {"no x86-64 level", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"};
     return target_supported(target) ? "" : text_of("this CPU supports %s", levels[cpu_features().level]);

@@ -102,6 +102,7 @@ public:
         flow();
         dim(section::PROGRAMS, 0, p_.peak_bytes);
         dim(section::PROGRAMS, 0, p_.lower_bound_bytes);
+        if (p_.driver > INT32_MAX) fail(section::PROGRAMS, 0, "an impossible driver");
         if (p_.weights > weights_mode::NONE) fail(section::PROGRAMS, 0, "unknown weights mode");
         if (p_.code_offset > a_.code.size() || p_.code_bytes > a_.code.size() - p_.code_offset) {
             fail(section::PROGRAMS, 0, "the code is outside its section");
@@ -270,6 +271,9 @@ private:
             const KernelEntry &kernel = a_.kernels[record];
             if (kernel.image_offset > p_.code_bytes || kernel.image_bytes > p_.code_bytes - kernel.image_offset) {
                 fail(section::KERNELS, record, "its machine code is outside the program's code");
+            }
+            if ((kernel.image_bytes != 0) != (strncmp(a_.text(p_.target), "cuda:", 5) == 0)) {
+                fail(section::KERNELS, record, "machine code of its own is for a GPU, and a library for a CPU");
             }
             if (kernel.image_bytes ? kernel.threads == 0 || kernel.threads > 1024 || kernel.threads % 32 : kernel.threads) {
                 fail(section::KERNELS, record, "bad number of threads");

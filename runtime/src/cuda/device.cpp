@@ -25,7 +25,7 @@ Result device_of_context(const Driver &driver, Context context, Ordinal *device)
 
 }  // namespace
 
-std::string target_problem(const char *target, int ordinal, Context given) {
+std::string target_problem(const char *target, int lowest_driver, int ordinal, Context given) {
     std::string reason;
     const bool is_text = strncmp(target, "cuda:compute_", 13) == 0;  // PTX, which the driver compiles
     const char *number = is_text ? target + 13 : strncmp(target, "cuda:sm_", 8) == 0 ? target + 8 : "";
@@ -35,6 +35,7 @@ std::string target_problem(const char *target, int ordinal, Context given) {
     if (wanted < 10 || wanted > 9999 || (*suffix && !exact && !family)) return "this runtime does not know the architecture";
     const Driver *driver = find_driver(&reason);
     if (!driver) return reason;
+    if (driver->version < lowest_driver) return too_old(driver->version, lowest_driver);
     Ordinal device = 0;
     if (given) {
         if (device_of_context(*driver, given, &device) != result::OK) return "the given context cannot be used";

@@ -6,7 +6,8 @@
 namespace aot::cuda {
 
 // Why a target such as "cuda:sm_90a" does not run on device `ordinal`, or in the caller's context; empty where it does.
-std::string target_problem(const char *target, int ordinal, Context given);
+// `lowest_driver`: the oldest that takes the program's code, such as 12040; 0: any.
+std::string target_problem(const char *target, int lowest_driver, int ordinal, Context given);
 
 // A device in the caller's context, or in its primary context, which is retained.
 class Device {

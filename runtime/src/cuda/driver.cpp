@@ -47,8 +47,7 @@ bool load(Driver &driver, std::string *reason) {
     }
     if (driver.driver_version) driver.driver_version(&driver.version);
     if (driver.version < kLowestDriver) {
-        *reason = text_of("the driver supports CUDA %d.%d, %d.%d or newer is needed: update the driver", driver.version / 1000,
-                          driver.version % 1000 / 10, kLowestDriver / 1000, kLowestDriver % 1000 / 10);
+        *reason = too_old(driver.version, kLowestDriver);
         return false;
     }
     if (lacking) {
@@ -93,6 +92,11 @@ constexpr Advice kAdvice[] = {
 };
 
 }  // namespace
+
+std::string too_old(int version, int lowest) {
+    return text_of("the driver supports CUDA %d.%d, %d.%d or newer is needed: update the driver", version / 1000,
+                   version % 1000 / 10, lowest / 1000, lowest % 1000 / 10);
+}
 
 const Driver *find_driver(std::string *reason) {
     static std::mutex mutex;

@@ -187,6 +187,9 @@ struct Driver {
 // The initialized driver, or NULL; then `reason` says why there is none. It is never unloaded.
 const Driver *find_driver(std::string *reason);
 
+// What is wrong with a driver of that version.
+std::string too_old(int version, int lowest);
+
 // A Failure for a driver's error code: `doing` is what was tried, such as "loading kernel 'matmul'".
 Failure driver_failure(const Driver &driver, Result code, const char *where, const char *doing);
 

@@ -1,0 +1,366 @@
+"""Models on a GPU from Python, on the simulated driver of runtime/tests/fake_cuda.cpp: no machine here has a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aot import dtypes
+from aot.errors import AotError, ArtifactError, GuardError, RunError, TargetError
+from aot.ir import Array, TensorType
+from aot.program import Guard, GuardKind, Port, Program
+from aot.runtime import _device, _tensors
+from tests.runtime import cuda_programs, handmade
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICE_BYTES = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
+    """The simulated driver in this process: whoever loads libcuda.so.1 by that name gets it."""
+    if any("libcuda.so" in line for line in Path("/proc/self/maps").read_text().splitlines()):
+        pytest.skip("a driver is loaded already")
+    path = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
+    source = ROOT / "runtime/tests/fake_cuda.cpp"
+    includes = [f"-I{ROOT / 'runtime/src'}", f"-I{ROOT / 'runtime/include'}"]
+    flags = ["-std=c++17", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run(["g++", *flags, *includes, "-o", path, source], check=True)
+    fake = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+    fake.fake_machine.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_size_t)
+    fake.fake_misuse.restype = ctypes.c_char_p
+    fake.fake_live.restype = fake.fake_calls.restype = fake.fake_count.restype = ctypes.c_long
+    fake.fake_fail.argtypes = (ctypes.c_long, ctypes.c_int)
+    yield fake
+    fake.fake_machine(0, 90, 13000, DEVICE_BYTES)
+
+
+@pytest.fixture
+def fake(library: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
+    """One GPU; afterwards nothing may be left of what a test made there, and nothing may have been misused."""
+    library.fake_machine(1, 90, 13000, DEVICE_BYTES)
+    library.fake_fail(0, 0)
+    yield library
+    library.fake_fail(0, 0)
+    gc.collect()
+    assert library.fake_misuse() == b""
+    assert library.fake_live() == 0
+
+
+def count(fake: ctypes.CDLL, what: str) -> int:
+    return int(fake.fake_count(what.encode()))
+
+
+def case(n: int, seed: int = 0) -> dict[str, Array]:
+    i = np.arange(n)
+    return {"x": ((i * 3 + seed) % 17).astype(np.float32), "cache": ((i + seed) % 5).astype(np.float32)}
+
+
+def check(found: dict[str, Any], given: dict[str, Array]) -> None:
+    y, following = cuda_programs.expected(given["x"], given["cache"])
+    np.testing.assert_array_equal(np.asarray(found["y"]), y)
+    np.testing.assert_array_equal(np.asarray(found["next"]), following)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_numpy_in_and_out(fake: ctypes.CDLL, graphs: bool) -> None:
+    with cuda_programs.artifact().load(graphs=graphs) as model:
+        assert (model.target, model.device) == ("cuda:sm_90a", 0)
+        for n in (300, 8, 0, 1, 4096, 300):
+            for seed in range(3):  # the second run goes through the short way in C
+                found = model.run(case(n, seed))
+                assert type(found["y"]) is np.ndarray
+                check(found, case(n, seed))
+        assert (count(fake, "graph_launch") > 0) == graphs
+        assert [label for label, _, seconds in model.profile(case(300)) if seconds == 5e-4] == [
+            "add_first",
+            "add_state",
+            "copy",
+            "addscratch_last",
+        ]
+
+
+def test_device_tensors(fake: ctypes.CDLL) -> None:
+    with cuda_programs.artifact().load() as model:
+        for n in (300, 8, 0, 300):
+            given = {name: model.to_device(array) for name, array in case(n).items()}
+            copied = count(fake, "copy_in")
+            found = model.run(given)
+            assert count(fake, "copy_in") == copied  # nothing was staged
+            assert isinstance(found["y"], _device.DeviceTensor) and found["y"].shape == (n,)
+            check(found, case(n))
+            y = model.to_device(np.zeros(n, np.float32))
+            assert model.run(given, outputs={"y": y})["y"] is y
+            check({"y": y.numpy(), "next": found["next"]}, case(n))
+        mixed = model.run({"x": case(5)["x"], "cache": model.to_device(case(5)["cache"])})
+        check(mixed, case(5))
+        assert "device 0" in repr(found["y"]) and found["y"].nbytes == 1200
+
+
+def test_state_stays_on_the_device(fake: ctypes.CDLL) -> None:
+    with cuda_programs.artifact().load() as model:
+        given = case(300)
+        cache = model.to_device(given["cache"])
+        for _ in range(4):
+            found = model.run({"x": given["x"]}, state={"cache": cache})
+            assert type(found["y"]) is np.ndarray  # state on the device does not move the results there
+            expected = cuda_programs.expected(given["x"], given["cache"])
+            np.testing.assert_array_equal(found["y"], expected[0])
+            given["cache"] = expected[1]
+        np.testing.assert_array_equal(cache.numpy(), given["cache"])
+        host = case(300)["cache"]
+        model.run({"x": given["x"]}, state={"cache": host})
+        np.testing.assert_array_equal(host, cuda_programs.expected(given["x"], case(300)["cache"])[1])
+
+
+class Interface:
+    """An array of a package that has only __cuda_array_interface__."""
+
+    def __init__(self, tensor: Any, **changes: Any) -> None:
+        self.tensor = tensor
+        self.__cuda_array_interface__ = {**tensor.__cuda_array_interface__, **changes}
+
+
+class Exchange:
+    """An array of a package that has only __dlpack__; notes the stream that it was asked for."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor, self.streams = tensor, list[Any]()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.tensor.__dlpack_device__()  # type: ignore[no-any-return]
+
+    def __dlpack__(self, *, stream: Any = None) -> Any:
+        self.streams.append(stream)
+        return self.tensor.__dlpack__(stream=stream)
+
+
+def test_arrays_of_other_packages(fake: ctypes.CDLL) -> None:
+    with cuda_programs.artifact().load() as model:
+        x, cache = (model.to_device(array) for array in case(300).values())
+        exchange = Exchange(cache)
+        check(model.run({"x": Interface(x), "cache": exchange}), case(300))
+        assert exchange.streams == [1]  # DLPack's number for the default stream
+        check(model.run({"x": Interface(x, strides=(4,), stream=None), "cache": exchange}), case(300))
+        del exchange
+        with pytest.raises(GuardError, match="should have stride 1, got 2"):
+            model.run({"x": Interface(x, shape=(150,), strides=(8,)), "cache": cache})
+        with pytest.raises(GuardError, match="no element type for <c8"):
+            model.run({"x": Interface(x, typestr="<c8"), "cache": cache})
+        with pytest.raises(GuardError, match="read-only"):
+            model.run({"x": x, "cache": cache}, outputs={"y": Interface(x, data=(x.address, True))})
+        capsule = x.__dlpack__()
+        assert _device._held
+        del capsule
+        assert not _device._held  # a capsule that nobody took gives back what it holds
+
+
+def test_streams(fake: ctypes.CDLL) -> None:
+    class Numbered:
+        def __init__(self, name: str, value: Any) -> None:
+            setattr(self, name, value)
+
+    with cuda_programs.artifact().load() as model:
+        stream = ctypes.c_void_p()
+        given = {name: model.to_device(array) for name, array in case(300).items()}
+        context = ctypes.c_void_p()
+        fake.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+        fake.cuCtxPushCurrent_v2(context)
+        fake.cuStreamCreate(ctypes.byref(stream), 1)
+        assert stream.value
+        for given_stream in (
+            stream.value,
+            Numbered("cuda_stream", stream.value),
+            Numbered("ptr", stream.value),
+            Numbered("__cuda_stream__", lambda: (0, stream.value)),
+        ):
+            found = model.run(given, stream=given_stream)
+            assert found["y"].stream == stream.value
+            check(found, case(300))
+            check(dict(zip(("y", "next"), model(*given.values(), stream=given_stream), strict=True)), case(300))
+        with pytest.raises(RunError, match="expected a stream, got str"):
+            model.run(given, stream="0")
+        del found
+        fake.cuStreamSynchronize(stream)
+        fake.cuStreamDestroy_v2(stream)
+        fake.cuCtxPopCurrent_v2(ctypes.byref(context))
+        fake.cuDevicePrimaryCtxRelease_v2(0)
+    with pytest.raises(RunError, match="the model runs on the CPU"):
+        handmade.artifact().load().run({"x": handmade.batch_of(2)}, stream=1)
+
+
+def test_results_outlive_their_model(fake: ctypes.CDLL) -> None:
+    model = cuda_programs.artifact().load()
+    found = model.run({name: model.to_device(array) for name, array in case(300).items()})
+    model.close()
+    check(found, case(300))
+    with pytest.raises(RunError, match="the model was closed"):
+        model.to_device(np.zeros(1, np.float32))
+
+
+def test_memory_of_results_is_used_again(fake: ctypes.CDLL) -> None:
+    with cuda_programs.artifact().load() as model:
+        given = {name: model.to_device(array) for name, array in case(300).items()}
+        model.run(given)
+        live = fake.fake_live()
+        for _ in range(10):
+            model.run(given)
+        assert fake.fake_live() == live
+
+
+def test_threads(fake: ctypes.CDLL) -> None:
+    wrong: list[str] = []
+    with cuda_programs.artifact().load() as model:
+
+        def work(number: int) -> None:
+            try:
+                for i in range(20):
+                    given = case(1 + (number * 7 + i) % 5 * 100, i)
+                    check(model.run(given), given)
+                    check(model.run({name: model.to_device(array) for name, array in given.items()}), given)
+            except AssertionError as error:
+                wrong.append(str(error))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_selection_says_why(fake: ctypes.CDLL) -> None:
+    cpu = handmade.program("cpu:x86-64")
+    gpu, newer = (
+        replace(cpu, target=target, kernels=(), steps=(), code=b"", buffers=(), constants=(), sources=())
+        for target in ("cuda:sm_90a", "cuda:sm_100a")
+    )
+    with handmade.artifact(newer, gpu, cpu).load() as model:
+        assert [(p.target, p.selected, p.reason) for p in model.programs] == [
+            (
+                "cuda:sm_100a",
+                False,
+                "device 0 (Simulated GPU) has compute capability 9.0, 10.0 is needed",
+            ),
+            ("cuda:sm_90a", True, ""),
+            ("cpu:x86-64", False, "cuda:sm_90a comes first"),
+        ]
+    recent = cuda_programs.artifact(replace(cuda_programs.program(), driver=13020))
+    with pytest.raises(TargetError, match=r"the driver supports CUDA 13\.0, 13\.2 or newer is needed"):
+        recent.load()
+    fake.fake_machine(1, 75, 13000, DEVICE_BYTES)
+    with handmade.artifact(newer, gpu, cpu).load() as model:
+        assert model.target == "cpu:x86-64" and model.device is None
+        assert "compute capability 7.5, 9.0 is needed" in model.programs[1].reason
+    with pytest.raises(
+        TargetError, match=r"no program runs here: cuda:sm_100a: .*; cuda:sm_90a: .*7\.5, 9\.0 is needed"
+    ):
+        handmade.artifact(newer, gpu).load()
+    with pytest.raises(TargetError, match="there is no device 2"):
+        handmade.artifact(newer, gpu).load(device=2)
+
+
+def test_no_driver() -> None:
+    """In a process of its own, without the simulated driver."""
+    script = """
+import aot.runtime, ctypes
+from tests.runtime import cuda_programs, handmade
+try:
+    ctypes.CDLL("libcuda.so.1")
+    print("there is a driver")
+except OSError:
+    print(aot.runtime.target_supported("cuda:sm_90a"))
+    try:
+        cuda_programs.artifact().load()
+    except aot.errors.TargetError as error:
+        print(error)
+    print(handmade.artifact(cuda_programs.program(), handmade.program("cpu:x86-64")).load().programs[0].reason)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+    if "there is a driver" in done.stdout:
+        pytest.skip("this machine has a driver")
+    supported, error, *_, reason = done.stdout.splitlines()
+    assert supported == "False" and reason == "no driver (libcuda.so.1 not found)"
+    assert "no program runs here: cuda:sm_90a: no driver (libcuda.so.1 not found)" in error
+
+
+def test_a_forked_child_is_told(fake: ctypes.CDLL) -> None:
+    with cuda_programs.artifact().load() as model:
+        model.run(case(8))
+        fake.fake_fail(3, 3)  # what a driver says in a forked child
+        with pytest.raises(RunError, match="start processes by spawn"):
+            model.run(case(8))
+
+
+def test_errors_name_kernels(fake: ctypes.CDLL) -> None:
+    with cuda_programs.artifact().load(graphs=False) as model:
+        model.run(case(300))
+        found = set()
+        for at in range(20):
+            fake.fake_fail(at, 701)
+            try:
+                model.run(case(300))
+            except RunError as error:
+                if "launching it" in str(error):
+                    found.add(error.where)
+            fake.fake_fail(0, 0)
+        assert "kernel 'add_state' of layer/Cache" in found and len(found) == 4
+
+
+def test_bad_machine_code(fake: ctypes.CDLL) -> None:
+    good = cuda_programs.program()
+    for code, text in ((b"NONE " + good.code[5:], "not an image"), (good.code.replace(b"k_copy", b"k_kopy"), "k_copy")):
+        with pytest.raises(AotError, match=text) as caught:
+            cuda_programs.artifact(replace(good, code=code)).load()
+        assert caught.value.where.startswith("kernel '")
+    bare = replace(good, kernels=tuple(replace(kernel, image=None) for kernel in good.kernels))
+    with pytest.raises(ArtifactError, match="machine code"):
+        cuda_programs.artifact(replace(bare, steps=tuple(replace(step, grid=()) for step in bare.steps))).load()
+
+
+def chosen(value: int) -> Program:
+    """A program for one value of a third input, which the kernels do not read."""
+    base = cuda_programs.program(variant=f"mode={value}")
+    mode = Port("mode", TensorType(dtypes.I64, (1,)))
+    guards = (*base.guards, Guard(GuardKind.VALUE, 2, 0, expected=value), Guard(GuardKind.EQUAL, 2, 0, expected=1))
+    return replace(base, inputs=(*base.inputs, mode), guards=guards)
+
+
+def test_an_input_on_the_device_chooses_the_program(fake: ctypes.CDLL) -> None:
+    with cuda_programs.artifact(chosen(1), chosen(2)).load() as model:
+        given = {name: model.to_device(array) for name, array in case(300).items()}
+        for value in (1, 2, 1):
+            check(model.run({**given, "mode": model.to_device(np.array([value]))}), case(300))
+        with pytest.raises(GuardError, match="expected the value 1, got 3"):
+            model.run({**given, "mode": model.to_device(np.array([3]))})
+
+
+def test_weights_by_name(fake: ctypes.CDLL) -> None:
+    with cuda_programs.artifact(weights="none").load(weights={"layer.weight": cuda_programs.weight()}) as model:
+        check(model.run(case(300)), case(300))
+        with cuda_programs.artifact().load() as other:  # the same bytes from another file
+            copied = count(fake, "copy_in")
+            assert copied == 4 * cuda_programs.MOST + 2 * 1200
+            check(other.run(case(300)), case(300))
+
+
+def test_device_view_of_scalars(fake: ctypes.CDLL) -> None:
+    with cuda_programs.artifact().load() as model:
+        tensor = model.to_device(np.array(3.0, np.float32))
+        assert tensor.shape == () and tensor.numpy() == 3
+        view = _tensors.view("x", tensor)
+        assert view.is_on_device and view.shape == () and view.element() == b""
+        with pytest.raises(AttributeError, match="no element type for bf16"):
+            _ = _device.DeviceTensor(tensor._memory, (1,), "bf16", 0).__cuda_array_interface__
