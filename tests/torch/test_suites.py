@@ -57,7 +57,7 @@ def test_opinfo(tmp_path: Path) -> None:
 
 @pytest.mark.suite
 def test_moduleinfo(tmp_path: Path) -> None:
-    check(Runner(tmp_path).run(chosen(moduleinfo.cases(), 8)), 0.9)
+    check(Runner(tmp_path).run(chosen(moduleinfo.cases(), 60)), 0.9)
 
 
 @pytest.mark.suite
