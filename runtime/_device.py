@@ -226,15 +226,17 @@ _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
 )
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-def _delete(managed: int) -> None:
+def _forget(managed: int) -> None:
     _held.pop(managed, None)
 
 
-@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-def _drop_capsule(capsule: int) -> None:
+def _forget_capsule(capsule: int) -> None:
     if _is_valid(capsule, b"dltensor"):  # nobody took what is in it
         _held.pop(_pointer(capsule, b"dltensor"), None)
+
+
+_delete = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_forget)
+_drop_capsule = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_forget_capsule)
 
 
 def _capsule(tensor: DeviceTensor) -> Any:
