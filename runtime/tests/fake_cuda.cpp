@@ -88,6 +88,7 @@ struct World {
     FakeContext contexts[8];
     std::map<Address, Piece> pieces;
     std::set<FakeStream *> streams;
+    std::vector<FakeStream *> ended;  // what is known of them stays true
     FakeStream null_stream;
     std::map<void *, Knowledge> events;
     std::set<FakeModule *> modules;
@@ -498,6 +499,10 @@ Result cuFuncSetAttribute(Function function, int attribute, int value) {
     found->shared_limit = value;
     return 0;
 }
+Result cuFuncLoad(Function function) {
+    BEGIN("cuFuncLoad");
+    return function_of(function) ? 0 : result::INVALID_VALUE;
+}
 Result cuMemAlloc_v2(Address *address, size_t bytes) {
     BEGIN("cuMemAlloc");
     FakeContext *context = current();
@@ -522,7 +527,11 @@ Result cuMemFree_v2(Address address) {
     w.used -= found->second.bytes;
     w.pieces.erase(found);
     free(reinterpret_cast<void *>(address));
-    if (w.pieces.empty() && w.streams.empty()) w.host.clear(), w.null_stream.knows.clear();  // nothing left to know of
+    if (w.pieces.empty() && w.streams.empty()) {  // nothing is left to know of
+        w.host.clear(), w.null_stream.knows.clear();
+        for (FakeStream *stream : w.ended) delete stream;
+        w.ended.clear();
+    }
     return failing;
 }
 Result cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes) {
@@ -592,7 +601,9 @@ Result cuStreamDestroy_v2(Stream stream) {
     FakeStream *found = stream_of(stream);
     if (found && found != &w.null_stream) {
         w.streams.erase(found);
+        w.ended.push_back(found);
         for (FakeNode *node : found->captured) delete node;
+        found->captured.clear();
     }
     return failing;
 }

@@ -169,8 +169,9 @@ enum : int {
       (Executable executable, Node node, const KernelNode *kernel))                                               \
     X(graph_launch, "cuGraphLaunch", (Executable executable, Stream stream))
 
-// What drivers before CUDA 12.3 lack. NULL there: all edges are full ones.
+// What drivers before CUDA 12.3 and 12.4 lack. NULL there: all edges are full ones, and kernels are loaded when they first run.
 #define AOT_CUDA_NEWER_FUNCTIONS(X)                                                                               \
+    X(function_load, "cuFuncLoad", (Function function))                                                           \
     X(graph_add_edges, "cuGraphAddDependencies_v2",                                                               \
       (Graph graph, const Node *from, const Node *to, const Edge *edges, size_t count))
 

@@ -66,6 +66,10 @@ void DeviceModel::load_kernels(const Model &model, const Variant &unit) {
             const int wanted = static_cast<int>(kernel.shared_bytes);
             check(device.driver, device.driver.function_set(function, kDynamicShared, wanted), where, doing);
         }
+        // Now, not in the middle of a run or of a capture.
+        if (device.driver.function_load) {
+            check(device.driver, device.driver.function_load(function), where, "bringing its machine code to the device");
+        }
         functions_.push_back(function);
     }
 }

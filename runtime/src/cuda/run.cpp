@@ -1,6 +1,8 @@
 #include "cuda/run.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <tuple>
 
 #include "tensor.h"
 
@@ -28,12 +30,15 @@ DeviceSession::DeviceSession(const Model &model, const Memory &memory, uint32_t 
       plain_(flags & (AOT_SESSION_NO_GRAPH | AOT_SESSION_PROFILE)), profiling_(flags & AOT_SESSION_PROFILE),
       retired_(Allocator<DeviceBlock>(memory)), inputs_(Allocator<Port>(memory)), outputs_(inputs_.get_allocator()),
       input_addresses_(Allocator<uint8_t *>(memory)), output_addresses_(input_addresses_.get_allocator()),
+      last_inputs_(input_addresses_.get_allocator()), last_outputs_(input_addresses_.get_allocator()),
       events_(Allocator<Event>(memory)), donations_(memory), donated_(Allocator<const uint8_t *>(memory)) {
     donated_.reserve(model.output_count());
     inputs_.resize(model.input_count());
     outputs_.resize(model.output_count());
     input_addresses_.resize(model.input_count());
     output_addresses_.resize(model.output_count());
+    last_inputs_.resize(model.input_count());
+    last_outputs_.resize(model.output_count());
     const Current current(device_);
     current.require(model.name.c_str());
     check(device_.driver, device_.driver.event_create(&done_, kNoTiming), model.name.c_str(), "making an event");
@@ -90,6 +95,7 @@ void DeviceSession::Call::read(const uint8_t *from, void *to, size_t bytes) cons
 }
 
 void DeviceSession::adopt(Plan &plan) {
+    last_plan_ = nullptr;  // the new one may take its place
     plan.launches = std::make_shared<Launches>(model_, memory_, plan);
     grow(plan);
 }
@@ -243,11 +249,22 @@ void DeviceSession::claim_state(const Call &call, const Plan &plan, const Output
     }
 }
 
+bool DeviceSession::is_repeated(const Plan &plan, const aot_tensor *const *inputs, const Outputs &outputs) const {
+    if (&plan != last_plan_ || outputs.data != last_outputs_) return false;
+    for (uint32_t i = 0; i < model_.input_count(); ++i) {
+        if (data_of(*inputs[i]) != last_inputs_[i]) return false;
+    }
+    return true;
+}
+
 void DeviceSession::run(Call &call, Plan &plan, const aot_tensor *const *inputs, const Outputs &outputs, uint64_t *step_ns) {
     const Driver &driver = device_.driver;
     const Artifact &a = model_.artifact;
     const char *where = model_.name.c_str();
     const uint32_t input_count = model_.input_count(), output_count = model_.output_count();
+    for (uint32_t i = 0; i < input_count; ++i) last_inputs_[i] = data_of(*inputs[i]);
+    std::copy(outputs.data.begin(), outputs.data.end(), last_outputs_.begin());
+    last_plan_ = &plan;
     bool is_staged = false, any_device = false;
     for (uint32_t i = 0; i < output_count; ++i) any_device = any_device || outputs_[i].device_type == 2;
     // With nothing of the caller's on the device there is nothing to be in order with but this session.

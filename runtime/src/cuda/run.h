@@ -50,6 +50,8 @@ public:
     // `step_ns`: where the session profiles, the time of each step.
     void run(Call &call, Plan &plan, const aot_tensor *const *inputs, const Outputs &outputs, uint64_t *step_ns);
 
+    // Whether a run has the arrays of the last one, which were found to lie apart.
+    bool is_repeated(const Plan &plan, const aot_tensor *const *inputs, const Outputs &outputs) const;
     int32_t output_device_type(uint32_t index) const { return outputs_[index].device_type; }
     int32_t ordinal() const { return device_.ordinal; }
     size_t arena_bytes() const { return arena_.bytes(); }
@@ -80,6 +82,8 @@ private:
     Vector<DeviceBlock> retired_;  // what a graph that the caller captured may still use
     Vector<Port> inputs_, outputs_;
     Vector<uint8_t *> input_addresses_, output_addresses_;
+    Vector<uint8_t *> last_inputs_, last_outputs_;  // the caller's, of the last run
+    const Plan *last_plan_ = nullptr;
     Vector<Event> events_;  // of a profiling session
     Stream own_stream_ = nullptr;
     Stream last_stream_ = nullptr;
