@@ -80,6 +80,13 @@ public:
     Tensor(void *data, uint8_t code, uint8_t bits, std::vector<int64_t> shape)
         : data_(data), code_(code), bits_(bits), shape_(std::move(shape)) {}
 
+    // The same, of data that lies in the memory of a GPU.
+    Tensor on_device(int32_t ordinal = 0) const {
+        Tensor moved = *this;
+        moved.device_ = ordinal;
+        return moved;
+    }
+
     const std::vector<int64_t> &shape() const noexcept { return shape_; }
     bool writable() const noexcept { return writable_; }
 
@@ -87,7 +94,8 @@ public:
     aot_tensor c_tensor() const noexcept {
         aot_tensor tensor{};
         tensor.data = data_;
-        tensor.device_type = 1;
+        tensor.device_type = device_ < 0 ? 1 : 2;
+        tensor.device_id = device_ < 0 ? 0 : device_;
         tensor.rank = static_cast<int32_t>(shape_.size());
         tensor.dtype_code = code_;
         tensor.dtype_bits = bits_;
@@ -100,6 +108,7 @@ private:
     void *data_;
     uint8_t code_, bits_;
     bool writable_ = true;
+    int32_t device_ = -1;  // -1: host memory
     std::vector<int64_t> shape_;
 };
 
@@ -114,6 +123,8 @@ public:
         for (int32_t axis = 0; axis < tensor_.rank; ++axis) elements *= tensor_.shape[axis];
         return elements;
     }
+    // Whether the elements are in a GPU's memory: then they are not to be looked at from here.
+    bool on_device() const noexcept { return tensor_.device_type == 2; }
     // The elements; throws Error where T is not their type.
     template <class T> const T *data() const {
         if (tensor_.dtype_code != detail::dtype_code<T>() || tensor_.dtype_bits != sizeof(T) * 8) {
@@ -156,13 +167,15 @@ struct State {
 
 // As aot_load_options. `weights` are borrowed for the call.
 struct LoadOptions {
-    std::string target;  // empty: the first that this CPU supports
+    std::string target;  // empty: the first that this machine supports
     bool map_weights = false;
     bool any_weights = false;
     std::vector<std::pair<std::string, Tensor>> weights;
     std::string weights_path;         // empty: beside the artifact
     std::string temporary_directory;  // empty: none
     const aot_allocator *allocator = nullptr;
+    int32_t device = 0;       // of programs that run on a GPU
+    void *context = nullptr;  // a CUcontext; NULL: the device's primary one
 };
 
 // A loaded artifact.
@@ -224,6 +237,11 @@ public:
         const char *text = aot_model_meta(handle(), &bytes);
         return {text, bytes};
     }
+    // The GPU that it runs on; none: the CPU.
+    std::optional<int32_t> device() const noexcept {
+        const int32_t ordinal = aot_model_device(handle());
+        return ordinal < 0 ? std::nullopt : std::optional(ordinal);
+    }
     const aot_model *handle() const noexcept { return handle_.get(); }
 
 private:
@@ -241,6 +259,8 @@ private:
         given.weights = named.empty() ? nullptr : named.data();
         given.weights_path = detail::text_or_null(options.weights_path);
         given.temporary_directory = detail::text_or_null(options.temporary_directory);
+        given.device = options.device;
+        given.context = options.context;
         aot_model *made = nullptr;
         detail::check([&](aot_error *error) { return call(&given, &made, error); });
         handle_.reset(made, aot_model_unload);
@@ -286,12 +306,15 @@ struct SessionOptions {
     uint32_t plan_cache_size = 0;
     bool profile = false;
     const aot_allocator *allocator = nullptr;
+    bool graphs = true;  // on a GPU: false launches kernel by kernel
 };
 
 // As aot_run_options.
 struct RunOptions {
     std::optional<std::chrono::nanoseconds> timeout;  // from now
     const volatile int32_t *cancel = nullptr;
+    void *stream = nullptr;  // a CUstream
+    uint32_t flags = 0;      // AOT_RUN_...
 };
 
 // What one thread at a time runs a model with.
@@ -305,6 +328,7 @@ public:
         given.plan_cache_size = options.plan_cache_size;
         given.pool = pool_.get();
         if (options.profile) given.flags |= AOT_SESSION_PROFILE;
+        if (!options.graphs) given.flags |= AOT_SESSION_NO_GRAPH;
         aot_session *made = nullptr;
         detail::check([&](aot_error *error) { return aot_session_create(model_.handle(), &given, &made, error); });
         handle_.reset(made);
@@ -316,6 +340,8 @@ public:
     void run(const std::vector<Tensor> &inputs, const std::vector<Tensor> &outputs, const RunOptions &options = {}) {
         aot_run_options given = detail::sized<aot_run_options>();
         given.cancel = options.cancel;
+        given.stream = options.stream;
+        given.flags = options.flags;
         if (options.timeout && *options.timeout < std::chrono::hours(24 * 365)) {  // a longer one is none
             const auto until = std::chrono::steady_clock::now() + *options.timeout;  // CLOCK_MONOTONIC
             const int64_t ns = std::chrono::nanoseconds(until.time_since_epoch()).count();
