@@ -301,7 +301,7 @@ def test_a_forked_child_is_told(fake: ctypes.CDLL) -> None:
         model.run(case(8))
         fake.fake_fail(3, 3)  # what a driver says in a forked child
         with pytest.raises(RunError, match="start processes by spawn"):
-            model.run(case(8))
+            model.run(case(8), timeout_seconds=60)  # not the short way, which tries again
 
 
 def test_errors_name_kernels(fake: ctypes.CDLL) -> None:
@@ -311,7 +311,7 @@ def test_errors_name_kernels(fake: ctypes.CDLL) -> None:
         for at in range(20):
             fake.fake_fail(at, 701)
             try:
-                model.run(case(300))
+                model.run(case(300), timeout_seconds=60)
             except RunError as error:
                 if "launching it" in str(error):
                     found.add(error.where)
