@@ -440,8 +440,10 @@ class Model:
 
     def _views(self, arrays: Iterable[Any], stream: Any) -> list[_tensors.View]:
         address = None if self.device is None else self._stream_address(stream)
+        device = self.device or 0
         return [
-            _tensors.view(name, array, stream=address) for name, array in zip(self._input_names, arrays, strict=True)
+            _tensors.view(name, array, stream=address, device=device)
+            for name, array in zip(self._input_names, arrays, strict=True)
         ]
 
     def _stream_address(self, stream: Any) -> int:
@@ -499,6 +501,8 @@ class Model:
         on_device = self.device is not None and self._wants_device_results(given)
         shapes = self._shapes.get(key)
         if shapes is None or (on_device and self._choosing):
+            if on_device and self._choosing:
+                self.device_pool().copy(0, 0, 0, self._stream_address(stream))  # what they hold must be there
             shapes = self._output_shapes(session, inputs, len(given), error)
             if len(self._shapes) >= 4096:
                 self._shapes.clear()
@@ -506,7 +510,9 @@ class Model:
         address = self._stream_address(stream)
         results = self._result_arrays(shapes, outputs, on_device, address)
         views = [
-            _tensors.view(name, array, writable=True, stream=address) if array is not None else None
+            _tensors.view(name, array, writable=True, stream=address, device=self.device or 0)
+            if array is not None
+            else None
             for name, array in zip(self._output_names, results, strict=True)
         ]
         # A new output whose shape is known only after the run has no entry here: the session keeps it.

@@ -73,10 +73,11 @@ class View:
         return ctypes.string_at(tensor.data + tensor.byte_offset, -(-tensor.dtype_bits // 8))
 
 
-def view(name: str, array: Any, *, writable: bool = False, stream: int | None = None) -> View:
+def view(name: str, array: Any, *, writable: bool = False, stream: int | None = None, device: int = 0) -> View:
     """A view of a numpy array, a torch tensor, or anything with __dlpack__ or __cuda_array_interface__.
 
-    `name` is for messages. `stream`: the CUstream that will use the array, where it is in device memory.
+    `name` is for messages. `stream`: the CUstream that will use the array, where it is in device memory; `device`: the
+    GPU of arrays that do not say theirs.
     """
     module = type(array).__module__
     if module == "aot.runtime._device":
@@ -95,7 +96,7 @@ def view(name: str, array: Any, *, writable: bool = False, stream: int | None = 
         tensor = Tensor.from_address(address)
         return View(address, tuple(tensor.shape[i] for i in range(tensor.rank)), (capsule, array))
     if hasattr(array, "__cuda_array_interface__"):
-        return _cuda_view(name, array, writable, stream)
+        return _cuda_view(name, array, writable, stream, device)
     if hasattr(array, "__array__") and not writable:
         import numpy
 
@@ -117,7 +118,7 @@ def device_view(array: Any) -> View:
     return _filled(array.address, 2, array.device, code, bits, array.shape, tuple(reversed(strides)), array)
 
 
-def _cuda_view(name: str, array: Any, writable: bool, stream: int | None) -> View:
+def _cuda_view(name: str, array: Any, writable: bool, stream: int | None, device: int) -> View:
     """Of an array with version 2 or 3 of __cuda_array_interface__, as Numba and JAX have it."""
     interface = array.__cuda_array_interface__
     typestr, shape = str(interface["typestr"]), tuple(int(extent) for extent in interface["shape"])
@@ -139,8 +140,8 @@ def _cuda_view(name: str, array: Any, writable: bool, stream: int | None) -> Vie
     if any(stride % item for stride in strides):
         raise GuardError("strides are not whole elements", where=name, hint="Make the array contiguous first.")
     elements = tuple(stride // item for stride in strides)
-    device = getattr(getattr(array, "device", 0), "id", getattr(array, "device", 0))
-    ordinal = device if isinstance(device, int) else 0
+    own = getattr(getattr(array, "device", None), "id", getattr(array, "device", None))
+    ordinal = own if isinstance(own, int) else device
     return _filled(int(address or 0), 2, ordinal, code, 8 * item, shape, elements, array)
 
 

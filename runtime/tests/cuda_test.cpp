@@ -29,6 +29,14 @@ Result cuCtxPushCurrent_v2(Context);
 Result cuCtxPopCurrent_v2(Context *);
 Result cuDevicePrimaryCtxRetain(Context *, Ordinal);
 Result cuDevicePrimaryCtxRelease_v2(Ordinal);
+Result cuMemAlloc_v2(Address *, size_t);
+Result cuMemFree_v2(Address);
+Result cuModuleLoadDataEx(Module *, const void *, unsigned, const int *, void *const *);
+Result cuModuleUnload(Module);
+Result cuModuleGetFunction(Function *, Module, const char *);
+Result cuGraphCreate(Graph *, unsigned);
+Result cuGraphAddKernelNode_v2(Node *, Graph, const Node *, size_t, const KernelNode *);
+Result cuLaunchKernelEx(const LaunchConfig *, Function, void **, void **);
 }
 
 #define CHECK(condition)                                                            \
@@ -482,6 +490,59 @@ void every_error_at_every_call() {
     }
 }
 
+// The simulated driver is worth nothing unless it notices.
+void the_driver_notices() {
+    fake_machine(1, 90, 13000, 1 << 30);
+    Context context;
+    CHECK(cuDevicePrimaryCtxRetain(&context, 0) == 0);
+    CHECK(cuStreamSynchronize(nullptr) == 0);
+    Address memory[3], gone;
+    CHECK(cuMemAlloc_v2(&gone, 64) == 0);
+    CHECK_TEXT(fake_misuse(), "without a current context");
+    CHECK(cuCtxPushCurrent_v2(context) == 0 && cuMemFree_v2(gone) == 0);
+    for (Address &piece : memory) CHECK(cuMemAlloc_v2(&piece, 400) == 0);
+    Module module;
+    Function function;
+    alignas(16) const char image[] = "FAKE 90 k_add";
+    CHECK(cuModuleLoadDataEx(&module, image, 0, nullptr, nullptr) == 0 && cuModuleGetFunction(&function, module, "k_add") == 0);
+    Address nothing = 0;
+    int32_t n = 100;
+    void *first[] = {&memory[0], &memory[1], &memory[2], &n, &nothing, &nothing};
+    void *second[] = {&memory[2], &memory[1], &memory[0], &n, &nothing, &nothing};
+    void *freed[] = {&gone, &memory[1], &memory[2], &n, &nothing, &nothing};
+    const KernelNode one{function, {1, 1, 1}, {128, 1, 1}, 0, first, nullptr, nullptr, nullptr};
+    KernelNode two = one;
+    two.parameters = second;
+    for (bool ordered : {true, false}) {
+        Graph graph;
+        Executable executable;
+        Node before, after;
+        CHECK(cuGraphCreate(&graph, 0) == 0 && cuGraphAddKernelNode_v2(&before, graph, nullptr, 0, &one) == 0);
+        CHECK(cuGraphAddKernelNode_v2(&after, graph, &before, ordered ? 1 : 0, &two) == 0);
+        CHECK(cuGraphInstantiateWithFlags(&executable, graph, 0) == 0 && cuGraphLaunch(executable, nullptr) == 0);
+        const std::string found = fake_misuse();
+        CHECK(ordered ? found.empty() : found.find("are not ordered and overlap") != std::string::npos);
+        CHECK(cuGraphExecDestroy(executable) == 0 && cuGraphDestroy(graph) == 0);
+    }
+    Stream streams[2];
+    for (Stream &stream : streams) CHECK(cuStreamCreate(&stream, kNonBlocking) == 0);
+    CHECK(cuStreamSynchronize(nullptr) == 0);
+    LaunchConfig config{{1, 1, 1}, {128, 1, 1}, 0, streams[0], nullptr, 0};
+    CHECK(cuLaunchKernelEx(&config, function, first, nullptr) == 0 && !*fake_misuse());
+    config.stream = streams[1];
+    CHECK(cuLaunchKernelEx(&config, function, second, nullptr) == 0);
+    CHECK_TEXT(fake_misuse(), "not ordered behind a write on another stream");
+    CHECK(cuLaunchKernelEx(&config, function, freed, nullptr) == 0);
+    CHECK_TEXT(fake_misuse(), "outside of device memory");
+    CHECK(cuMemFree_v2(gone) != 0);
+    CHECK_TEXT(fake_misuse(), "freed twice");
+    CHECK(fake_live() == 7);  // the context, three pieces, two streams, the module
+    for (Address piece : memory) CHECK(cuMemFree_v2(piece) == 0);
+    for (Stream stream : streams) CHECK(cuStreamDestroy_v2(stream) == 0);
+    CHECK(cuModuleUnload(module) == 0 && cuCtxPopCurrent_v2(&context) == 0 && cuDevicePrimaryCtxRelease_v2(0) == 0);
+    CHECK_CLEAN(0);
+}
+
 void many_threads() {
     fake_machine(1, 90, 13000, 1 << 30);
     aot_model *model = load();
@@ -514,6 +575,7 @@ int main(int count, char **arguments) {
     if (count != 2) return fprintf(stderr, "usage: %s ARTIFACT\n", arguments[0]), 2;
     path = arguments[1];
     too_old_or_missing();
+    the_driver_notices();
     runs();
     graphs_are_kept();
     captured();
