@@ -25,6 +25,7 @@ def load(
     device: int = 0,
     context: int | None = None,
     graphs: bool = True,
+    early_start: bool = True,
 ) -> Model:
     """Loads an artifact from a path or from its bytes.
 
@@ -36,7 +37,8 @@ def load(
     `plan_cache_size`: for how many shapes each session keeps its plan.
     `temporary_directory`: a private folder for code, where the system forbids memfd_create.
     `device`: the number of the GPU, for code that runs on one; `context`: a CUcontext instead of its primary one.
-    `graphs`: on a GPU, launch a run as one CUDA graph; without, kernel by kernel, with the same bits.
+    `graphs`: on a GPU, launch a run as one CUDA graph; without, kernel by kernel, with the same bits. `early_start`:
+    kernels may start before those ahead of them have ended, and wait inside; without it too, the bits are the same.
 
     Raises ArtifactError for a file that is damaged or of another version, TargetError where it has no
     code for this machine.
@@ -53,6 +55,7 @@ def load(
         device=device,
         context=context,
         graphs=graphs,
+        early_start=early_start,
     )
 
 

@@ -24,7 +24,7 @@ from aot.runtime import _library as native
 from aot.runtime import _tensors
 
 _MAP_WEIGHTS, _ANY_WEIGHTS = 1, 2
-_PROFILE, _NO_GRAPH = 1, 4
+_PROFILE, _NO_GRAPH, _FULL_EDGES = 1, 4, 8
 _LONGEST_SECONDS = 1e9  # a longer timeout is none
 _I64 = range(-(1 << 63), 1 << 63)
 # The element types that numpy exports through the buffer protocol.
@@ -110,6 +110,7 @@ class Model:
         device: int = 0,
         context: int | None = None,
         graphs: bool = True,
+        early_start: bool = True,
     ) -> None:
         if threads is not None and not (isinstance(threads, int) and 1 <= threads < 1 << 31):
             raise RunError(f"threads must be a number, at least 1, got {threads!r}")
@@ -119,7 +120,7 @@ class Model:
         self._options = native.info(native.SessionOptions)
         self._options.thread_count = threads or 0
         self._options.plan_cache_size = plan_cache_size
-        self._options.flags = 0 if graphs else _NO_GRAPH
+        self._options.flags = (0 if graphs else _NO_GRAPH) | (0 if early_start else _FULL_EDGES)
         options = native.info(native.LoadOptions)
         options.target = target.encode() if target else None
         options.flags = (_MAP_WEIGHTS if map_weights else 0) | (0 if verify_weights else _ANY_WEIGHTS)

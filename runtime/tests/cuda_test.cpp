@@ -186,7 +186,7 @@ void too_old_or_missing() {
 }
 
 void runs() {
-    for (uint32_t flags : {0u, unsigned(AOT_SESSION_NO_GRAPH), unsigned(AOT_SESSION_PROFILE)}) {
+    for (uint32_t flags : {0u, unsigned(AOT_SESSION_NO_GRAPH), unsigned(AOT_SESSION_PROFILE), unsigned(AOT_SESSION_FULL_EDGES)}) {
         fake_machine(1, 90, 13000, 1 << 30);
         aot_model *model = load();
         aot_session *session = session_of(model, flags);
@@ -202,7 +202,9 @@ void runs() {
             CHECK(aot_session_output(session, 0, &found) == AOT_OK && found.device_type == 1);
             CHECK(!n || memcmp(found.data, host.y.data(), static_cast<size_t>(n) * 4) == 0);
         }
-        CHECK((fake_count("graph_launch") == 0) == (flags != 0));
+        const bool plain = flags & (AOT_SESSION_NO_GRAPH | AOT_SESSION_PROFILE);
+        CHECK((fake_count("graph_launch") == 0) == plain);
+        CHECK((fake_count("early") == 0) == (flags == AOT_SESSION_FULL_EDGES || flags == AOT_SESSION_PROFILE));
         uint64_t times[4];
         uint32_t program = 9;
         CHECK(aot_session_profile(session, times, 4, &program) == (flags == AOT_SESSION_PROFILE ? 4u : 0u));

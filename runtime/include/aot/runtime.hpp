@@ -306,7 +306,8 @@ struct SessionOptions {
     uint32_t plan_cache_size = 0;
     bool profile = false;
     const aot_allocator *allocator = nullptr;
-    bool graphs = true;  // on a GPU: false launches kernel by kernel
+    bool graphs = true;       // on a GPU: false launches kernel by kernel
+    bool early_start = true;  // on a GPU: false starts no kernel before the one ahead of it has ended
 };
 
 // As aot_run_options.
@@ -329,6 +330,7 @@ public:
         given.pool = pool_.get();
         if (options.profile) given.flags |= AOT_SESSION_PROFILE;
         if (!options.graphs) given.flags |= AOT_SESSION_NO_GRAPH;
+        if (!options.early_start) given.flags |= AOT_SESSION_FULL_EDGES;
         aot_session *made = nullptr;
         detail::check([&](aot_error *error) { return aot_session_create(model_.handle(), &given, &made, error); });
         handle_.reset(made);

@@ -14,7 +14,7 @@ constexpr uint64_t kEarlyBlocks = 4;
 
 }  // namespace
 
-Launches::Launches(const Model &model, const Memory &memory, Plan &plan)
+Launches::Launches(const Model &model, const Memory &memory, Plan &plan, bool early)
     : model_(model), device_(*model.device), unit_(plan.unit), launches_(Allocator<Launch>(memory)),
       parameters_(launches_.get_allocator()), launch_of_pointer_(launches_.get_allocator()),
       step_count_(static_cast<uint32_t>(plan.steps.size())) {
@@ -52,7 +52,7 @@ Launches::Launches(const Model &model, const Memory &memory, Plan &plan)
         parameters_.push_back(kernel.block_scratch_bytes ? &scratch_ : &nothing_);
         parameters_.push_back(&nothing_);
         const uint64_t few = kEarlyBlocks * static_cast<uint64_t>(device_.device.multiprocessors);
-        launch.is_programmatic = device_.is_programmatic() && blocks_before && blocks_before <= few && blocks <= few;
+        launch.is_programmatic = early && device_.is_programmatic() && blocks_before && blocks_before <= few && blocks <= few;
         blocks_before = blocks;
         launches_.push_back(launch);
     }
@@ -112,11 +112,12 @@ void Launches::build() {
     try {
         Node before = nullptr;
         for (Launch &launch : launches_) {
-            const bool early = launch.is_programmatic && driver.graph_add_edges;
-            const Result code = driver.graph_add_kernel(&launch.handle, graph_, before && !early ? &before : nullptr,
-                                                        before && !early ? 1 : 0, &launch.node);
+            const bool starts_early = launch.is_programmatic && driver.graph_add_edges;
+            const bool has_full_edge = before && !starts_early;
+            const Result code = driver.graph_add_kernel(&launch.handle, graph_, has_full_edge ? &before : nullptr,
+                                                        has_full_edge ? 1 : 0, &launch.node);
             if (code != result::OK) fail(code, launch, "putting it into a graph");
-            if (early) {
+            if (starts_early) {
                 const Edge edge{kProgrammatic, 0, kProgrammatic, {}};
                 const Result edge_code = driver.graph_add_edges(graph_, &before, &launch.handle, &edge, 1);
                 if (edge_code != result::OK) fail(edge_code, launch, "connecting it in a graph");

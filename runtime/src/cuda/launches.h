@@ -9,7 +9,8 @@ namespace aot::cuda {
 class Launches {
 public:
     // Parameters point into `plan`, which must not move its tables. Throws a Failure.
-    Launches(const Model &model, const Memory &memory, Plan &plan);
+    // `early`: kernels may start before those ahead of them have ended.
+    Launches(const Model &model, const Memory &memory, Plan &plan, bool early);
     ~Launches();
     Launches(const Launches &) = delete;
     Launches &operator=(const Launches &) = delete;

@@ -27,7 +27,7 @@ uint8_t *pointer_of(Address address) { return reinterpret_cast<uint8_t *>(static
 
 DeviceSession::DeviceSession(const Model &model, const Memory &memory, uint32_t flags)
     : model_(model), memory_(memory), device_(model.device->device),
-      plain_(flags & (AOT_SESSION_NO_GRAPH | AOT_SESSION_PROFILE)), profiling_(flags & AOT_SESSION_PROFILE),
+      plain_(flags & (AOT_SESSION_NO_GRAPH | AOT_SESSION_PROFILE)), early_(!(flags & AOT_SESSION_FULL_EDGES)), profiling_(flags & AOT_SESSION_PROFILE),
       retired_(Allocator<DeviceBlock>(memory)), inputs_(Allocator<Port>(memory)), outputs_(inputs_.get_allocator()),
       input_addresses_(Allocator<uint8_t *>(memory)), output_addresses_(input_addresses_.get_allocator()),
       last_inputs_(input_addresses_.get_allocator()), last_outputs_(input_addresses_.get_allocator()),
@@ -96,7 +96,7 @@ void DeviceSession::Call::read(const uint8_t *from, void *to, size_t bytes) cons
 
 void DeviceSession::adopt(Plan &plan) {
     last_plan_ = nullptr;  // the new one may take its place
-    plan.launches = std::make_shared<Launches>(model_, memory_, plan);
+    plan.launches = std::make_shared<Launches>(model_, memory_, plan, early_);
     grow(plan);
 }
 

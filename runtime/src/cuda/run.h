@@ -77,6 +77,7 @@ private:
     const Memory memory_;
     const Device &device_;
     const bool plain_;
+    const bool early_;
     const bool profiling_;
     DeviceBlock arena_, scratch_;
     Vector<DeviceBlock> retired_;  // what a graph that the caller captured may still use
