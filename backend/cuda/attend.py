@@ -60,12 +60,12 @@ class _Attend:
         code, dims, root = self.code, self.dims, self.root
         # Rows: the queries of all heads of a group, head by head.
         rows = self.per_group * self.queries
-        size = 128 if typical(rows) >= 256 and self.depth <= 128 else 64 if typical(rows) > 32 else 16
-        if register_dtype(self.q.dtype) == self.q.dtype:
-            size = min(size, 32)
+        size = self._tile_rows(rows)
         depth, width = max(power_of_two(self.depth), 16), max(power_of_two(self.width), 16)
         keys = KEYS if depth <= 128 else 32
         warps = 8 if size >= 128 else 4
+        if size == 16 and typical(self.keys) >= 8 * KEYS and depth <= 128:
+            keys, warps = (4 if depth <= 64 else 2) * KEYS, 8  # a step of decoding waits for the bytes of its cache
         tiling = Tiling(code, dims)
         renderer = Renderer(self.kernel, dims, code)
         blocks = dimension.ceildiv(rows, size)
@@ -158,6 +158,19 @@ class _Attend:
         flops = self.batch * self.heads * self.queries * self.keys * (self.depth + self.width) * 2
         schedule = f"{size} rows x {keys} keys, heads of {self.depth}, {warps} warps"
         return finish(self.source, tiling, warps=warps, stages=2, schedule=schedule, flops=flops)
+
+    def _tile_rows(self, rows: Dim) -> int:
+        """Rows of a program: many share the keys that they read, few leave no multiprocessor idle."""
+        size = 128 if self.depth <= 64 else 64
+        if register_dtype(self.q.dtype) == self.q.dtype:
+            size = 32  # in f32 the scores of more do not fit into registers
+        heads = typical(self.batch) * typical(self.groups)
+        while size > 16 and (typical(rows) <= size // 2 or heads * -(-typical(rows) // size) < self._processors()):
+            size //= 2
+        return size
+
+    def _processors(self) -> int:
+        return int(self.target.numbers["multiprocessors"])
 
     def _read(
         self, renderer: Renderer, type_: TensorType, operand: int, sample: str, head: str, place: str, element: str,

@@ -18,7 +18,7 @@ from aot.backend.base import Emitted, PackedOperand
 from aot.backend.cuda.code import Code, DimTable, register_dtype, register_type
 from aot.backend.cuda.frame import Tiling, finish, power_of_two
 from aot.backend.cuda.render import Renderer, Scope, TileDim
-from aot.backend.nest import flatten, free_axes
+from aot.backend.nest import COSTLY, flatten, free_axes
 from aot.dims import Dim, typical
 from aot.dtypes import BF16, F16, F32, I64, DType
 from aot.errors import CompilerError
@@ -29,6 +29,9 @@ from aot.target import Target
 
 FEW_ROWS = 4
 """Rows up to which each is a sum of its own, without the tensor cores."""
+
+MOST_SUMS = 64
+"""Sums of a thread that leave registers for an epilogue with functions such as erf."""
 
 GROUP = 8
 """Tiles of rows that are walked before the next column of tiles."""
@@ -64,8 +67,8 @@ class Stream:
 
 
 TILES = (
-    Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 4, 4), Tile(128, 64, 64, 4, 4), Tile(64, 128, 64, 4, 4),
-    Tile(64, 64, 64, 4, 5), Tile(64, 32, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(32, 32, 128, 4, 4),
+    Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 4, 3), Tile(128, 128, 64, 8, 3), Tile(128, 64, 64, 4, 4),
+    Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 5), Tile(64, 32, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(32, 32, 128, 4, 4),
     Tile(16, 64, 128, 4, 4), Tile(16, 32, 256, 4, 3), Tile(16, 16, 256, 4, 3),
 )  # fmt: skip
 SINGLE_TILES = (Tile(64, 64, 32, 4, 3), Tile(64, 32, 32, 4, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 64, 4, 3))
@@ -136,21 +139,28 @@ class _Contract:
         rows, columns, summed, batch = map(typical, (self.rows, self.columns, self.summed, self.batch))
         processors = int(self.target.numbers["multiprocessors"])
 
-        def time(tile: Tile) -> float:
-            count = batch * -(-rows // tile.rows) * -(-columns // tile.columns)
-            # How many tiles run on a processor together: warps and registers allow about 16 warps.
-            together = max(min(16 // tile.warps, -(-count // processors)), 1)
-            waves = -(-count // (processors * together))
-            steps = -(-summed // tile.summed)
-            # Cycles of a step: the tensor cores do 4096 operations, the second-level cache gives 48 bytes.
-            mma = 2 * max(tile.rows, 64 if operand != F32 else 1) * tile.columns * tile.summed / 4096
-            if operand == F32:
-                mma = 2 * tile.rows * tile.columns * tile.summed / 256
-            moved = (tile.rows + tile.columns) * tile.summed * operand.itemsize_bytes / 48
-            one = max(mma, moved) * together
-            return waves * (steps * max(one, 120.0) + 1200.0)
+        item = operand.itemsize_bytes
+        shared = self.target.numbers["shared_bytes"]
 
-        return min(SINGLE_TILES if operand == F32 else TILES, key=time)
+        def time(tile: Tile) -> float:
+            """Cycles, by a model fitted to products measured on an H200 (docs/cuda.md)."""
+            count = batch * -(-rows // tile.rows) * -(-columns // tile.columns)
+            step_bytes = (tile.rows + tile.columns) * tile.summed * item
+            fit = min(int(shared // (step_bytes * tile.stages)), 16 // tile.warps)
+            together = max(min(fit, -(-count // processors)), 1)
+            waves = -(-count // (processors * together))
+            flops = 2 * tile.rows * tile.columns * tile.summed
+            # Tensor cores work at full rate on 64 rows or more; f32 goes through the plain units.
+            rate = 256 if operand == F32 else 4096 if tile.rows >= 64 else 512
+            arrival = (500 + step_bytes / 200) / min(tile.stages - 1, 3)
+            step = max(flops / rate * together, step_bytes / 56 * together, arrival)
+            return waves * (-(-summed // tile.summed) * step + 1600 + tile.rows * tile.columns / 16)
+
+        tiles: tuple[Tile, ...] = SINGLE_TILES if operand == F32 else TILES
+        if any(node.op in COSTLY for store in self.kernel.stores for node in walk(store.value)):
+            # The epilogue's own values live beside the sums: with more of those, registers spill.
+            tiles = tuple(tile for tile in tiles if tile.rows * tile.columns <= MOST_SUMS * 32 * tile.warps)
+        return min(tiles, key=time)
 
     def _tiles(self, operand: DType) -> Emitted:
         tile, code, root = self._choose(operand), self.code, self.root

@@ -1,0 +1,208 @@
+"""Models in half precision on one GPU: built on a machine without one, then compared with eager torch and timed there.
+
+    python benchmarks/gpu_models.py build FOLDER [--only PATTERN]    # artifacts without weights; needs Triton, no GPU
+    python benchmarks/gpu_models.py run FOLDER [--only PATTERN]      # on the GPU host; needs torch, no Triton
+
+The models are those of torch_definitions.py, with random weights from a seed: both halves make the same ones, and the
+artifacts take them by name. Outputs are compared before anything is timed: with eager torch in float32, and with what
+eager torch in float16 makes of the same inputs, whose own error says how much half precision costs. Times are medians
+of one call inside a stream, in turns with eager torch captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from torch_definitions import Definition, bert, llama, mlp, timed
+
+TARGET = "cuda:sm_90a"
+
+
+def definitions() -> list[Definition]:
+    """What is built and timed."""
+    return [
+        mlp(1), mlp(256), bert(1, 128), bert(32, 128), bert(8, 512), llama(16, 1, kept=True), llama(16, 16, kept=True),
+        timed("vit_base_patch16_224", "vit_b16", 1), timed("vit_base_patch16_224", "vit_b16", 32),
+        timed("resnet50", "resnet50", 1), timed("mobilenetv3_large_100", "mobilenetv3", 1),
+    ]  # fmt: skip
+
+
+def half(values: Any) -> Any:
+    """Tensors of float32 as float16; others as they are."""
+    return tuple(value.half() if value.dtype == torch.float32 else value for value in values)
+
+
+def build(definition: Definition, folder: Path, cache: Path | None) -> None:
+    """Writes the artifact of one model, without its weights."""
+    import aot
+
+    with torch.no_grad():
+        model = definition.make().half()
+        program = torch.export.export(model, half(definition.inputs(definition.batch, 1)), strict=False)
+    start = time.time()
+    artifact = aot.compile(program, target=TARGET, weights="none", cache_dir=cache)
+    path = folder / f"{definition.name}.aot"
+    artifact.save(path)
+    kernels = [image for program in artifact.programs for kernel, _ in program.launches if (image := kernel.image)]
+    spilled = sum(image.spilled_bytes > 0 for image in kernels)
+    print(
+        f"{definition.name}: {len(kernels)} kernels, {path.stat().st_size / 1e6:.1f} MB, {time.time() - start:.0f} s, "
+        f"{spilled} spill",
+        flush=True,
+    )
+
+
+def run(definition: Definition, folder: Path, seconds: float) -> dict[str, Any]:
+    """Compares and times one model; what was found."""
+    import aot.runtime
+
+    with torch.no_grad():
+        single = definition.make()
+        model = definition.make().half()
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    weights = {name: value.detach().contiguous().numpy() for name, value in tensors.items()}
+    start = time.perf_counter()
+    loaded = aot.runtime.load(folder / f"{definition.name}.aot", weights=weights, target=TARGET)
+    load_seconds = time.perf_counter() - start
+    given = definition.inputs(definition.batch, 7)
+    with torch.no_grad():
+        wanted = single.cuda()(*(value.cuda() for value in given))
+    wanted = [value.float().cpu() for value in (wanted if isinstance(wanted, tuple) else (wanted,))]
+    del single
+    torch.cuda.empty_cache()
+    model = model.cuda()
+    inputs = tuple(value.cuda() for value in half(given))
+    with torch.no_grad():
+        eager = model(*inputs)
+    eager = [value.float().cpu() for value in (eager if isinstance(eager, tuple) else (eager,))]
+    state = loaded.new_state() if loaded.state else None
+    names = [spec.name for spec in loaded.inputs if spec.name not in (state or {})]
+    feeds = dict(zip(names, inputs, strict=False))
+
+    def ours() -> Any:
+        stream = torch.cuda.current_stream()
+        return loaded.run(feeds, state=state, stream=stream) if state else loaded.run(feeds, stream=stream)
+
+    results = ours()
+    torch.cuda.synchronize()
+    got = [torch.from_dlpack(value).float().cpu() for value in results.values()]
+    rows = []
+    for mine, theirs, exact in zip(got, eager, wanted, strict=False):
+        scale = exact.abs().max().item() or 1.0
+        rows.append(((mine - exact).abs().max().item() / scale, (theirs - exact).abs().max().item() / scale))
+    found: dict[str, Any] = {
+        "load_s": round(load_seconds, 2), "error": max(row[0] for row in rows), "eager_error": max(row[1] for row in rows),
+    }  # fmt: skip
+    found["agrees"] = bool(found["error"] <= 2 * found["eager_error"] + 1e-3)
+    if not found["agrees"]:
+        return found
+    found["host us"] = host_time(ours)
+    runs: dict[str, Callable[[], Any]] = {
+        "aotc": captured(ours), "aotc from Python": ours, "eager graph": graphed(model, inputs),
+    }  # fmt: skip
+    for name, values in timings(runs, seconds).items():
+        found[f"{name} us"] = values
+    return found
+
+
+def host_time(call: Callable[[], Any]) -> float:
+    """Microseconds that a call takes the host, without waiting for the GPU."""
+    torch.cuda.synchronize()
+    samples = []
+    for _ in range(50):
+        start = time.perf_counter()
+        call()
+        samples.append(time.perf_counter() - start)
+        torch.cuda.synchronize()
+    return round(statistics.median(samples) * 1e6, 1)
+
+
+def captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """A call's kernels as a graph of the caller's: what the GPU does, without Python."""
+    side = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=side), torch.no_grad():
+        kept = call()
+    return lambda kept=kept: graph.replay()  # type: ignore[misc]  # results live as long as the graph
+
+
+def graphed(model: Any, inputs: Any) -> Callable[[], Any]:
+    """Eager torch, captured once."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(side):
+        for _ in range(3):
+            model(*inputs)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        model(*inputs)
+    return graph.replay
+
+
+def timings(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+    """Median microseconds of a call inside a stream, taken in turns, 20 calls at a time."""
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    for call in runs.values():
+        for _ in range(5):
+            call()
+    torch.cuda.synchronize()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for name, call in runs.items():
+            begin, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            for _ in range(20):
+                call()
+            stop.record()
+            torch.cuda.synchronize()
+            samples[name].append(begin.elapsed_time(stop) / 20 * 1e3)
+    return {name: round(statistics.median(values), 1) for name, values in samples.items()}
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("build", "run"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="", help="names that contain this, or one of several separated by commas")
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--cache", type=Path)
+    chosen = parser.parse_args()
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    results = {}
+    for definition in definitions():
+        if chosen.only and not any(part in definition.name for part in chosen.only.split(",")):
+            continue
+        if not definition.available:
+            print(f"{definition.name}: {definition.needs} is not installed")
+            continue
+        try:
+            if chosen.what == "build":
+                build(definition, chosen.folder, chosen.cache)
+                continue
+            results[definition.name] = run(definition, chosen.folder, chosen.seconds)
+        except Exception as error:
+            results[definition.name] = {"failed": f"{type(error).__name__}: {error}"[:600]}
+        torch.cuda.empty_cache() if torch.cuda.is_available() else None
+        print(definition.name, results[definition.name], flush=True)
+    if chosen.what == "run":
+        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "models": results}
+        (chosen.folder / "results.json").write_text(json.dumps(facts, indent=1))
+
+
+if __name__ == "__main__":
+    main()
