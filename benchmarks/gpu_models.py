@@ -101,7 +101,9 @@ def run(definition: Definition, folder: Path, seconds: float) -> dict[str, Any]:
         scale = exact.abs().max().item() or 1.0
         rows.append(((mine - exact).abs().max().item() / scale, (theirs - exact).abs().max().item() / scale))
     found: dict[str, Any] = {
-        "load_s": round(load_seconds, 2), "error": max(row[0] for row in rows), "eager_error": max(row[1] for row in rows),
+        "load_s": round(load_seconds, 2),
+        "error": max(row[0] for row in rows),
+        "eager_error": max(row[1] for row in rows),
     }  # fmt: skip
     found["agrees"] = bool(found["error"] <= 2 * found["eager_error"] + 1e-3)
     if not found["agrees"]:

@@ -91,6 +91,7 @@ def _arange(c: Context) -> Result:
     end = c["end"]
     if any(isinstance(bound, Value) for bound in (start, step, end)):
         c.unsupported("a range whose bounds are only known when running")
+    start, step, end = (int(bound) if isinstance(bound, bool) else bound for bound in (start, step, end))
     if any(isinstance(bound, float) for bound in (start, step, end)):
         if any(isinstance(bound, DimExpr) for bound in (start, step, end)):
             c.unsupported("a range of sizes in steps that are not whole")

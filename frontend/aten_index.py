@@ -246,7 +246,11 @@ def _scatter(c: Context) -> Result:
     if parts.indices.type.elements == 0:
         return c.tensor("self")
     how = {"": "none", "add": "add", "multiply": "mul"}[c.text("reduce")]
-    made = _scattered(c, parts, parts.data, parts.updates, how)
+    data, updates, is_truth = parts.data, parts.updates, how != "none" and parts.data.type.dtype.is_bool
+    if is_truth:  # they add as "or", and multiply as "and"
+        data, updates = c.cast(data, dtypes.I32), c.cast(updates, dtypes.I32)
+    made = _scattered(c, parts, data, updates, how)
+    made = c.op_("ne", made, c.scalar(0, dtypes.I32)) if is_truth else made
     return c.reshape(made, c.tensor("self").type.shape)
 
 

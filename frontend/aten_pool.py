@@ -263,7 +263,7 @@ def _fractional_max_pool(c: Context) -> Result:
     if len(extents) != count:
         c.unsupported("a fractional pool of an open size", "Give the size a value with --dim.")
     batch, channels = x.type.shape[:2]
-    samples = c.tensor("random_samples")
+    samples = c.slice_axis(c.tensor("random_samples"), 0, 0, batch)  # torch reads no more of them
     flat: Value | None = None
     rank = 2 + 2 * count  # batch, channel, windows of each axis, taps of each axis
     for axis, (extent, size, taps) in enumerate(zip(extents, sizes, reach, strict=True)):

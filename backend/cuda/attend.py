@@ -157,7 +157,7 @@ class _Attend:
                 scope.store(store)
         flops = self.batch * self.heads * self.queries * self.keys * (self.depth + self.width) * 2
         schedule = f"{size} rows x {keys} keys, heads of {self.depth}, {warps} warps"
-        return finish(self.source, tiling, warps=warps, stages=2, schedule=schedule, flops=flops)
+        return finish(self.source, tiling, warps=warps, stages=2, schedule=schedule, flops=flops, is_heavy=True)
 
     def _tile_rows(self, rows: Dim) -> int:
         """Rows of a program: many share the keys that they read, few leave no multiprocessor idle."""

@@ -68,7 +68,8 @@ class Stream:
 
 TILES = (
     Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 4, 3), Tile(128, 128, 64, 8, 3), Tile(128, 64, 64, 4, 4),
-    Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 5), Tile(64, 32, 128, 4, 4), Tile(32, 64, 128, 4, 4), Tile(32, 32, 128, 4, 4),
+    Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 5), Tile(64, 32, 128, 4, 4), Tile(32, 64, 128, 4, 4),
+    Tile(32, 32, 128, 4, 4),
     Tile(16, 64, 128, 4, 4), Tile(16, 32, 256, 4, 3), Tile(16, 16, 256, 4, 3),
 )  # fmt: skip
 SINGLE_TILES = (Tile(64, 64, 32, 4, 3), Tile(64, 32, 32, 4, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 64, 4, 3))
@@ -124,10 +125,11 @@ class _Contract:
     def _flops(self) -> Dim:
         return self.batch * self.rows * self.columns * self.summed * 2
 
-    def _finish(self, tiling: Tiling, warps: int, stages: int, schedule: str) -> Emitted:
+    def _finish(self, tiling: Tiling, warps: int, stages: int, schedule: str, is_heavy: bool = False) -> Emitted:
         made = finish(
-            self.source, tiling, warps=warps, stages=stages, schedule=schedule, flops=self._flops(), early=self.early
-        )
+            self.source, tiling, warps=warps, stages=stages, schedule=schedule, flops=self._flops(), early=self.early,
+            is_heavy=is_heavy,
+        )  # fmt: skip
         return replace(made, packed=self.packed)
 
     # Tiles.
@@ -207,7 +209,7 @@ class _Contract:
                 precision = '"ieee"' if operand == F32 and "tf32" not in self.target.features else '"tf32"'
                 code.line(f"acc = tl.dot({a}, {b}, acc, input_precision={precision})")
             self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({tile.rows}, {tile.columns})", "acc")
-        return self._finish(tiling, tile.warps, tile.stages, f"tiles of {tile}")
+        return self._finish(tiling, tile.warps, tile.stages, f"tiles of {tile}", is_heavy=True)
 
     def _operand(self, scope: Scope, expr: Expr, operand: DType) -> str:
         inner = expr.args[0] if expr.op == "cast" and expr.dtype == F32 and expr.args[0].dtype == operand else expr

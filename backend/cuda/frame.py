@@ -24,6 +24,7 @@ HEADER = "# launch "
 ALIGNED = 16
 """Bytes that pointers are multiples of, and what integer arguments may be multiples of."""
 
+_TRIGGER = "    if PROGRAMMATIC:\n        tl.extra.cuda.gdc_launch_dependents()\n"
 LARGEST_INTEGER = (1 << 31) - 1
 
 
@@ -49,9 +50,14 @@ class Tiling:
 
 
 def finish(
-    kernel: Kernel, tiling: Tiling, *, warps: int, stages: int, schedule: str, flops: Dim, early: Code | None = None
-) -> Emitted:
-    """The kernel as text with its header; `early` is written before the wait: it may load weights, and nothing else."""
+    kernel: Kernel, tiling: Tiling, *, warps: int, stages: int, schedule: str, flops: Dim, early: Code | None = None,
+    is_heavy: bool = False,
+) -> Emitted:  # fmt: skip
+    """The kernel as text with its header; `early` is written before the wait: it may load weights, and nothing else.
+
+    A heavy kernel does not let its successor begin: blocks that wait beside its own would share multiprocessors
+    unevenly, which cost a third of the time of BERT (docs/cuda.md).
+    """
     dims = tiling.dims
     body = tiling.code.text()
     before = early.text() if early is not None else ""
@@ -69,8 +75,7 @@ def finish(
         f"{HEADER}{json.dumps(header, sort_keys=True)}\n"
         f"{helper_text(used_helpers(before + body))}"
         f"@triton.jit\ndef KERNEL({', '.join(arguments)}):\n"
-        "    if PROGRAMMATIC:\n        tl.extra.cuda.gdc_launch_dependents()\n"
-        f"{before}"
+        f"{'' if is_heavy else _TRIGGER}{before}"
         "    if PROGRAMMATIC:\n        tl.extra.cuda.gdc_wait()\n"
         f"{body}"
     )

@@ -39,7 +39,7 @@ def test_cache_is_used_and_may_be_read_only(tmp_path: Path, monkeypatch: pytest.
     ran: list[str] = []
     monkeypatch.setattr(build, "_run", lambda command, source, what, folder: ran.append(what))
     with pytest.raises(FileNotFoundError):  # only the link is run, and our stand-in made no file
-        BACKEND.build(SOURCES, V3.target, tmp_path).code
+        BACKEND.build(SOURCES, V3.target, tmp_path)
     assert ran == ["linking the kernels"]
     monkeypatch.undo()
     nowhere = tmp_path / "file"
@@ -84,7 +84,7 @@ def test_compiler_error_names_the_kernel() -> None:
 
 def test_compiler_that_does_not_run() -> None:
     with pytest.raises(TargetError, match="no-such-compiler"):
-        BACKEND.build(SOURCES, V3.target, None, compiler="no-such-compiler").code
+        BACKEND.build(SOURCES, V3.target, None, compiler="no-such-compiler")
 
 
 def test_no_compiler_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

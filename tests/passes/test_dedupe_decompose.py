@@ -118,6 +118,7 @@ def test_bisection_counts_joins() -> None:
 class FakeBackend:
     kinds: frozenset[Kind]
     decomposes: frozenset[str] = frozenset()
+    has_halos: bool = True
 
     def layouts(self, node: Node, target: Target) -> Sequence[Mapping[Value, Layout]]:
         return ()

@@ -27,12 +27,14 @@ def part(b: Builder, x: Value, step: int, axis: int = 1) -> Value:
     starts = tuple(step if a == axis else 0 for a in range(len(shape)))
     sizes = tuple(1 if a == axis else e for a, e in enumerate(shape))
     row = b.slice(x, starts=starts, sizes=sizes, steps=(1,) * len(shape))
-    return b.reshape(row, shape=tuple(e for a, e in enumerate(shape) if a != axis))
+    result: Value = b.reshape(row, shape=tuple(e for a, e in enumerate(shape) if a != axis))
+    return result
 
 
 def stack(b: Builder, values: Sequence[Value], axis: int = 1) -> Value:
     rows = [b.reshape(v, shape=(*v.type.shape[:axis], 1, *v.type.shape[axis:])) for v in values]
-    return b.concat(*rows, axis=axis)
+    result: Value = b.concat(*rows, axis=axis)
+    return result
 
 
 def weight(b: Builder, *shape: int, seed: int = 0) -> Value:
@@ -68,12 +70,12 @@ def ops(graph: Graph, name: str) -> list[Any]:
 
 def steps_of(graph: Graph) -> list[int]:
     """How many steps each recurrence of a graph has."""
-    found = []
+    found: list[Any] = []
     for node in graph.nodes:
         if node.op == "recur_map":
             found.append(node.attrs["steps"])
         elif node.op == "recur_cell":
-            found.append(node.inputs[0].type.shape[0])
+            found.append(node.operands[0].type.shape[0])
     return found
 
 
@@ -302,7 +304,7 @@ def test_other_chains_stay(kind: str) -> None:
             given = b.mul(given, b.reduce_sum(h, axes=(1,), keepdims=True))
             h = b.add(b.mul(h, given), given)
         elif kind == "iteration":
-            h = b.mul(h, b.sub(b.const(np.float32(2)), h))
+            h = b.mul(h, b.sub(b.const(np.asarray(2, np.float32)), h))
         elif kind == "weights":
             h = b.tanh(b.add(b.matmul(h, weight(b, H, H, seed=t)), given))
         elif kind == "reduction":

@@ -36,6 +36,10 @@ def test_made(name: str) -> None:
     check(lambda t: (MADE[name](t), t + 1), torch.arange(20.0).reshape(4, 5))
 
 
+def test_a_range_of_truth_values() -> None:
+    check(lambda x: torch.arange(False, True) + x, torch.ones(2))
+
+
 def test_open_sizes() -> None:
     def function(t: Any) -> Any:
         rows, columns = t.shape

@@ -85,6 +85,13 @@ def test_writes(name: str) -> None:
     check(function, x(3, 4), x(*shape) * 0.5)
 
 
+def test_truth_values_are_scattered_by_or_and_and() -> None:
+    given = torch.tensor([[True, False, True], [False, False, True]])
+    places = torch.tensor([[0, 1, 0], [1, 1, 0]])
+    for how in ("add", "multiply"):
+        check(lambda x, i, s, how=how: x.scatter(0, i, s, reduce=how), given, places, ~given)
+
+
 def test_tables() -> None:
     check(lambda w, i: functional.embedding(i, w), x(5, 3), J)
     check(lambda i: functional.one_hot(i, 4), J)

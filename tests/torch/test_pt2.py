@@ -182,4 +182,4 @@ def test_a_quotient_is_rounded_as_it_says(kind: str, expected: int) -> None:
     sizes = SizeReader(Bindings(), {})
     sizes.symbols["s0"] = Bindings().input_dim("x", 0, "s0")
     rounded = getattr(functions, kind)(functions.IntTrueDiv(size, sympy.Integer(2)))
-    assert evaluate(sizes._of(rounded), {"s0": 5}) == expected
+    assert evaluate(sizes.of(rounded), {"s0": 5}) == expected

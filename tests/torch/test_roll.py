@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 T, N, H = 7, 5, 8
 
 
-class Loop(torch.nn.Module):
+class Loop(torch.nn.Module):  # type: ignore[name-defined]
     """A cell of torch in a loop; all its states stacked, and the last ones."""
 
     def __init__(self, kind: str) -> None:
@@ -64,7 +64,7 @@ def test_cells_in_a_loop(kind: str) -> None:
 
 
 def test_a_layer_that_was_decomposed() -> None:
-    class Layer(torch.nn.Module):
+    class Layer(torch.nn.Module):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.lstm = torch.nn.LSTM(N, H, 2, batch_first=True, bidirectional=True)

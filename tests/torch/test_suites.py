@@ -80,13 +80,13 @@ def case(function: Any, *args: Any, number: int = 0, **changes: Any) -> Case:
     return replace(Case("a", "float32", number, call, call.tensors()), **changes)
 
 
-@torch.library.custom_op("aotc_tests::unknown", mutates_args=())
+@torch.library.custom_op("aotc_tests::unknown", mutates_args=())  # type: ignore[untyped-decorator,unused-ignore]
 def unknown(x: torch.Tensor) -> torch.Tensor:
     """An operator that no compiler knows."""
     return x.clone()
 
 
-@unknown.register_fake
+@unknown.register_fake  # type: ignore[untyped-decorator,unused-ignore]
 def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
@@ -144,14 +144,14 @@ def judge(function: Any, mine: Any, *args: Any, **changes: Any) -> tuple[str, st
 
 def test_results_are_judged() -> None:
     x = torch.tensor([1.0, 2.0, 3.0])
-    assert judge(torch.neg, np.float32([-1, -2, -3]), x)[0] == "pass"
-    assert judge(torch.neg, np.float32([-1, -2, -3.01]), x)[0] == "fail"
-    assert judge(torch.neg, np.float64([-1, -2, -3]), x) == ("fail", "type float64, eager has float32", "")
-    assert judge(torch.neg, np.float32([[-1, -2, -3]]), x)[0] == "fail"
+    assert judge(torch.neg, np.asarray([-1, -2, -3], np.float32), x)[0] == "pass"
+    assert judge(torch.neg, np.asarray([-1, -2, -3.01], np.float32), x)[0] == "fail"
+    assert judge(torch.neg, np.asarray([-1, -2, -3], np.float64), x) == ("fail", "type float64, eager has float32", "")
+    assert judge(torch.neg, np.asarray([[-1, -2, -3]], np.float32), x)[0] == "fail"
     assert judge(torch.argmax, np.int64(1), x)[0] == "fail"
-    assert judge(torch.empty_like, np.float32([9, 9, 9]), x, unwritten=True)[0] == "pass"
-    assert judge(torch.empty_like, np.int32([9, 9, 9]), x, unwritten=True)[0] == "fail"
-    assert judge(torch.neg, np.float32([-1, -2, np.nan]), x)[0] == "fail"
+    assert judge(torch.empty_like, np.asarray([9, 9, 9], np.float32), x, unwritten=True)[0] == "pass"
+    assert judge(torch.empty_like, np.asarray([9, 9, 9], np.int32), x, unwritten=True)[0] == "fail"
+    assert judge(torch.neg, np.asarray([-1, -2, np.nan], np.float32), x)[0] == "fail"
 
 
 def test_what_is_nearer_to_float64_than_eager_passes() -> None:
@@ -177,5 +177,5 @@ def test_equal_elements_may_be_named_in_another_order() -> None:
     call = Call(torch.topk, (x, 1), {})
     made = Case("topk", "float32", 0, call, call.tensors(), same=opinfo.same_elements)
     for index, verdict in ((0, "pass"), (2, "pass"), (1, "fail"), (7, "fail")):
-        results = [np.float32([3]), np.int64([index])]
+        results = [np.asarray([3], np.float32), np.asarray([index], np.int64)]
         assert suites.judged(Outcome(made), results, suites.eager(made))[0] == verdict
