@@ -33,6 +33,9 @@ FEW_ROWS = 4
 MOST_SUMS = 64
 """Sums of a thread that leave registers for an epilogue with functions such as erf."""
 
+FEW_STEPS = 4
+"""Steps of a tile that are over so soon that the next kernel may wait beside it."""
+
 GROUP = 8
 """Tiles of rows that are walked before the next column of tiles."""
 
@@ -165,6 +168,7 @@ class _Contract:
         return min(tiles, key=time)
 
     def _tiles(self, operand: DType) -> Emitted:
+        self._pack()
         tile, code, root = self._choose(operand), self.code, self.root
         if isinstance(self.summed, int):
             step = max(min(tile.summed, power_of_two(self.summed)), 16)
@@ -209,7 +213,8 @@ class _Contract:
                 precision = '"ieee"' if operand == F32 and "tf32" not in self.target.features else '"tf32"'
                 code.line(f"acc = tl.dot({a}, {b}, acc, input_precision={precision})")
             self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({tile.rows}, {tile.columns})", "acc")
-        return self._finish(tiling, tile.warps, tile.stages, f"tiles of {tile}", is_heavy=True)
+        is_heavy = typical(self.summed) > FEW_STEPS * tile.summed
+        return self._finish(tiling, tile.warps, tile.stages, f"tiles of {tile}", is_heavy)
 
     def _operand(self, scope: Scope, expr: Expr, operand: DType) -> str:
         inner = expr.args[0] if expr.op == "cast" and expr.dtype == F32 and expr.args[0].dtype == operand else expr

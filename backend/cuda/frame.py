@@ -55,8 +55,8 @@ def finish(
 ) -> Emitted:  # fmt: skip
     """The kernel as text with its header; `early` is written before the wait: it may load weights, and nothing else.
 
-    A heavy kernel does not let its successor begin: blocks that wait beside its own would share multiprocessors
-    unevenly, which cost a third of the time of BERT (docs/cuda.md).
+    A heavy kernel does not let its successor begin before its end: blocks that wait beside its own share
+    multiprocessors unevenly, which cost a third of the time of BERT (docs/cuda.md).
     """
     dims = tiling.dims
     body = tiling.code.text()
