@@ -46,7 +46,7 @@ class Assembled:
     def with_code(self, built: Built) -> Program:
         images = built.images
         kernels = tuple(replace(kernel, image=images.get(kernel.symbol)) for kernel in self.program.kernels)
-        return replace(self.program, code=built.code, kernels=kernels)
+        return replace(self.program, code=built.code, kernels=kernels, driver=built.driver)
 
 
 def assemble(

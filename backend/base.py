@@ -43,10 +43,14 @@ class Emitted:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A code blob. `images` by symbol, where the blob is no library that has its own table."""
+    """A code blob. `images` by symbol, where the blob is no library that has its own table.
+
+    `driver`: the oldest GPU driver that takes the code, as CUDA's version, such as 12040; 0: any.
+    """
 
     code: bytes
     images: Mapping[str, Image] = field(default_factory=dict)
+    driver: int = 0
 
 
 class Backend(Protocol):

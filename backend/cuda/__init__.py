@@ -69,7 +69,7 @@ class CudaBackend:
         return builder.build(sources, architecture_of(target.architecture), "exact" in target.features, cache, jobs)
 
     def tools(self, compiler: str | None = None) -> Mapping[str, str]:
-        return {"triton": builder.triton_version()}
+        return {"ptxas": builder.assembler_version(), "triton": builder.triton_version()}
 
 
 __all__ = ["CudaBackend"]

@@ -11,11 +11,15 @@ from aot.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One compute capability, with a device of it in mind. `capability` is ten times its number."""
+    """One compute capability, with a device of it in mind. `capability` is ten times its number.
+
+    `driver`: CUDA's version of the oldest driver that knows it and takes code of the assembler of CUDA 12.
+    """
 
     name: str
     capability: int
     device: str
+    driver: int
     features: frozenset[str]
     numbers: Mapping[str, float] = field(hash=False)
 
@@ -42,15 +46,15 @@ def _numbers(
 ARCHITECTURES: Mapping[str, Architecture] = {
     each.name: each
     for each in (
-        Architecture("sm_80", 80, "A100", frozenset(), _numbers(108, 166912, 1.9, 312, 19.5, 40)),
-        Architecture("sm_86", 86, "A10", frozenset(), _numbers(72, 101376, 0.6, 125, 31, 6)),
-        Architecture("sm_89", 89, "L40S", frozenset({"fp8"}), _numbers(142, 101376, 0.86, 362, 91, 96)),
+        Architecture("sm_80", 80, "A100", 12000, frozenset(), _numbers(108, 166912, 1.9, 312, 19.5, 40)),
+        Architecture("sm_86", 86, "A10", 12000, frozenset(), _numbers(72, 101376, 0.6, 125, 31, 6)),
+        Architecture("sm_89", 89, "L40S", 12000, frozenset({"fp8"}), _numbers(142, 101376, 0.86, 362, 91, 96)),
         Architecture(
-            "sm_90a", 90, "H100 and H200", frozenset({"fp8", "programmatic_launch"}),
+            "sm_90a", 90, "H100 and H200", 12000, frozenset({"fp8", "programmatic_launch"}),
             _numbers(132, 232448, 4.2, 730, 60, 50),
         ),
         Architecture(
-            "sm_100a", 100, "B200", frozenset({"fp8", "programmatic_launch"}),
+            "sm_100a", 100, "B200", 12080, frozenset({"fp8", "programmatic_launch"}),
             _numbers(148, 232448, 7.7, 2250, 75, 126),
         ),
     )

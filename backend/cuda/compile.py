@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +59,27 @@ def triton_version() -> str:
         ) from None
 
 
+@cache
+def assembler() -> Path:
+    """The older of Triton's assemblers, that of CUDA 12."""
+    spec = find_spec("triton")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "backends/nvidia/bin/ptxas"
+
+
+@cache
+def assembler_version() -> str:
+    """What the assembler calls itself, such as "V12.9.86"."""
+    said = subprocess.run([str(assembler()), "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"V\d+\.\d+\.\d+", said)
+    return found[0] if found else "unknown"
+
+
 def build(
     sources: Sequence[tuple[str, str]], architecture: Architecture, is_exact: bool, cache_dir: Path | None, jobs: int
 ) -> Built:
     """Compiles (symbol, text) pairs. Raises CompilerError with Triton's message where one does not compile."""
-    version = triton_version()
+    version = f"{triton_version()} {assembler_version()}"
     folder = None if cache_dir is None else cache_dir / "cuda" / architecture.name
     with tempfile.TemporaryDirectory(prefix="aotc-") as work:
         wanted: list[tuple[str, str, Path]] = []
@@ -88,7 +106,7 @@ def build(
             blob += cubin
             if folder is not None and path.parent == Path(work):
                 _keep(path, folder)
-    return Built(bytes(blob), images)
+    return Built(bytes(blob), images, architecture.driver)
 
 
 def _keep(path: Path, folder: Path) -> None:
@@ -128,6 +146,7 @@ def _compile(
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("TRITON_")},
             "TRITON_DISABLE_LINE_INFO": "1",
+            "TRITON_PTXAS_BLACKWELL_PATH": str(assembler()),  # its code loads into drivers of CUDA 12 as well
             "TRITON_CACHE_DIR": str(work / f"triton-{number}"),
             "PYTHONHASHSEED": "0",
         }
