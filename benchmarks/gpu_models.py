@@ -2,11 +2,14 @@
 
     python benchmarks/gpu_models.py build FOLDER [--only PATTERN]    # artifacts without weights; needs Triton, no GPU
     python benchmarks/gpu_models.py run FOLDER [--only PATTERN]      # on the GPU host; needs torch, no Triton
+    python benchmarks/gpu_models.py table FOLDER                     # FOLDER/results.json as benchmarks/results/gpu.md
 
 The models are those of torch_definitions.py, with random weights from a seed: both halves make the same ones, and the
 artifacts take them by name. Outputs are compared before anything is timed: with eager torch in float32, and with what
 eager torch in float16 makes of the same inputs, whose own error says how much half precision costs. Times are medians
-of one call inside a stream, in turns with eager torch captured in a CUDA graph.
+of one call inside a stream, in turns with eager torch captured in a CUDA graph and, with --compile, with
+torch.compile(mode="reduce-overhead"). Weights and inputs are not changed between calls: what fits into the second-level
+cache stays there, for all of them.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ import json
 import statistics
 import sys
 import time
+import tomllib
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +67,7 @@ def build(definition: Definition, folder: Path, cache: Path | None) -> None:
     )
 
 
-def run(definition: Definition, folder: Path, seconds: float) -> dict[str, Any]:
+def run(definition: Definition, folder: Path, seconds: float, compiled: bool = False) -> dict[str, Any]:
     """Compares and times one model; what was found."""
     import aot.runtime
 
@@ -110,11 +115,50 @@ def run(definition: Definition, folder: Path, seconds: float) -> dict[str, Any]:
         return found
     found["host us"] = host_time(ours)
     runs: dict[str, Callable[[], Any]] = {
-        "aotc": captured(ours), "aotc from Python": ours, "eager graph": graphed(model, inputs),
+        "aotc": ours if state else captured(ours), "aotc from Python": ours, "eager graph": graphed(model, inputs),
     }  # fmt: skip
+    if compiled:
+        fast = torch.compile(model, mode="reduce-overhead")
+
+        def call() -> Any:
+            with torch.no_grad():
+                torch.compiler.cudagraph_mark_step_begin()
+                return fast(*inputs)
+
+        runs["torch.compile"] = call
     for name, values in timings(runs, seconds).items():
         found[f"{name} us"] = values
     return found
+
+
+def table(folder: Path) -> None:
+    """Writes the results of a run as a page."""
+    facts = json.loads((folder / "results.json").read_text())
+    columns = ("aotc", "eager graph", "torch.compile")
+    lines = [
+        "# Models in half precision on a GPU",
+        "",
+        *(f"- {name}: {facts[name]}" for name in ("date", "device", "torch", "aotc")),
+        "",
+        "Re-run: `benchmarks/gpu_models.py` says how. Microseconds of one call inside a stream, medians, in turns.",
+        "Ratio: to the fastest peer. Error: largest difference to eager torch in float32, of the largest output; beside it",
+        "that of eager in float16. Host: microseconds that a call from Python takes the host.",
+        "",
+        "| model | aotc | eager in a CUDA graph | torch.compile | ratio | error | eager's | host |",
+        "|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for name, row in facts["models"].items():
+        if "aotc us" not in row:
+            lines.append(f"| {name} | {row.get('failed', 'does not agree')} | | | | | | |")
+            continue
+        times = [row.get(f"{column} us") for column in columns]
+        best = min(value for value in times[1:] if value is not None)
+        cells = [f"{value:.0f}" if value is not None else "" for value in times]
+        errors = f"{row['error']:.1e} | {row['eager_error']:.1e}"
+        lines.append(f"| {name} | {' | '.join(cells)} | {times[0] / best:.2f} | {errors} | {row['host us']:.0f} |")
+    target = Path(__file__).parent / "results" / "gpu.md"
+    target.write_text("\n".join(lines) + "\n")
+    target.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def host_time(call: Callable[[], Any]) -> float:
@@ -178,13 +222,17 @@ def timings(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, flo
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("build", "run"))
+    parser.add_argument("what", choices=("build", "run", "table"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="", help="names that contain this, or one of several separated by commas")
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--cache", type=Path)
+    parser.add_argument("--compile", action="store_true", help="time torch.compile too")
     chosen = parser.parse_args()
     chosen.folder.mkdir(parents=True, exist_ok=True)
+    if chosen.what == "table":
+        table(chosen.folder)
+        return
     results = {}
     for definition in definitions():
         if chosen.only and not any(part in definition.name for part in chosen.only.split(",")):
@@ -196,13 +244,18 @@ def main() -> None:
             if chosen.what == "build":
                 build(definition, chosen.folder, chosen.cache)
                 continue
-            results[definition.name] = run(definition, chosen.folder, chosen.seconds)
+            results[definition.name] = run(definition, chosen.folder, chosen.seconds, chosen.compile)
         except Exception as error:
             results[definition.name] = {"failed": f"{type(error).__name__}: {error}"[:600]}
         torch.cuda.empty_cache() if torch.cuda.is_available() else None
         print(definition.name, results[definition.name], flush=True)
     if chosen.what == "run":
-        facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "models": results}
+        project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+        facts = {
+            "date": datetime.now(UTC).date().isoformat(), "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__, "aotc": project["version"],
+            "models": results,
+        }  # fmt: skip
         (chosen.folder / "results.json").write_text(json.dumps(facts, indent=1))
 
 
