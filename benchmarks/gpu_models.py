@@ -141,8 +141,8 @@ def table(folder: Path) -> None:
         *(f"- {name}: {facts[name]}" for name in ("date", "device", "torch", "aotc")),
         "",
         "Re-run: `benchmarks/gpu_models.py` says how. Microseconds of one call inside a stream, medians, in turns.",
-        "Ratio: to the fastest peer. Error: largest difference to eager torch in float32, of the largest output; beside",
-        "it that of eager in float16. Host: microseconds that a call from Python takes the host.",
+        "Ratio: to the fastest peer. Error: largest difference to eager torch in float32, of the largest output;",
+        "beside it that of eager in float16. Host: microseconds that a call from Python takes the host.",
         "",
         "| model | aotc | eager in a CUDA graph | torch.compile | ratio | error | eager's | host |",
         "|---|---|---|---|---|---|---|---|",
@@ -219,6 +219,22 @@ def timings(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, flo
     return {name: round(statistics.median(values), 1) for name, values in samples.items()}
 
 
+def keep(results: dict[str, Any], folder: Path) -> None:
+    """Writes what there is so far, beside what earlier runs on the same day found of other models."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    facts = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "aotc": project["version"],
+    }
+    path = folder / "results.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    if all(before.get(name) == value for name, value in facts.items()):
+        results = {**before["models"], **results}
+    path.write_text(json.dumps({**facts, "models": results}, indent=1))
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -247,16 +263,11 @@ def main() -> None:
             results[definition.name] = run(definition, chosen.folder, chosen.seconds, chosen.compile)
         except Exception as error:
             results[definition.name] = {"failed": f"{type(error).__name__}: {error}"[:600]}
-        torch.cuda.empty_cache() if torch.cuda.is_available() else None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
         print(definition.name, results[definition.name], flush=True)
-    if chosen.what == "run":
-        project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-        facts = {
-            "date": datetime.now(UTC).date().isoformat(), "device": torch.cuda.get_device_name(),
-            "torch": torch.__version__, "aotc": project["version"],
-            "models": results,
-        }  # fmt: skip
-        (chosen.folder / "results.json").write_text(json.dumps(facts, indent=1))
+        if chosen.what == "run":
+            keep(results, chosen.folder)
 
 
 if __name__ == "__main__":
