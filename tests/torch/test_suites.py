@@ -28,6 +28,7 @@ from tests.torch.suites import Call, Case, Outcome, Runner
 ROOT = Path(__file__).resolve().parents[2]
 EVERYTHING = os.environ.get("AOT_SUITE") == "all"
 KNOWN_FAILURES: dict[str, str] = {}  # "name dtype number": why
+KNOWN_REFUSALS = {"nn.LinearCrossEntropyLoss": "it calls an op of torch_nn that PyTorch does not take to Core ATen"}
 
 
 def chosen(cases: Iterable[Case], every: int) -> list[Case]:
@@ -38,7 +39,7 @@ def chosen(cases: Iterable[Case], every: int) -> list[Case]:
 
 def check(outcomes: Iterable[Outcome], least: float) -> None:
     """No case fails that is not known to, and a part of those that PyTorch exports passes."""
-    found = list(outcomes)
+    found = [o for o in outcomes if o.verdict != "unsupported" or o.case.name not in KNOWN_REFUSALS]
     counts = Counter(outcome.verdict for outcome in found)
     print(dict(counts))
     failures = {
