@@ -109,7 +109,13 @@ class FakeModel:
     def __init__(self, offset: float = 0.0) -> None:
         self.offset = offset
 
-    def run(self, feed: dict[str, Any]) -> dict[str, Any]:
+    state: tuple[Any, ...] = ()
+
+    def new_state(self) -> dict[str, Any]:
+        return {}
+
+    def run(self, feed: dict[str, Any], state: dict[str, Any] | None = None) -> dict[str, Any]:
+        assert not state
         if set(feed) != {"x"}:
             raise GuardError(f"unknown input {sorted(feed)}", where="x", hint="The inputs are: x.")
         return {"y": np.maximum(feed["x"] @ WEIGHT, 0) + np.float32(self.offset)}
