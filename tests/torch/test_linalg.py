@@ -95,7 +95,8 @@ def test_systems(name: str) -> None:
 
 def test_vectors_and_open_batches() -> None:
     check(linalg.solve, square(), square()[0])
-    check(linalg.solve, square(5), square()[0].expand(5, 4), open_axes=((0,), (0,)), others=[(square(2), square(2)[..., 0])])
+    others = [(square(2), square(2)[..., 0])]
+    check(linalg.solve, square(5), square()[0].expand(5, 4), open_axes=((0,), (0,)), others=others)
 
 
 def test_compiled(tmp_path: Path) -> None:
