@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -177,7 +178,7 @@ def counted(records: Sequence[Record]) -> dict[str, Any]:
                 verdict = "elsewhere"
             overloads.setdefault(name, Counter())[verdict] += 1
     problems = [
-        [each["suite"], each["name"], each["dtype"], each["number"], each["verdict"], each["reason"]]
+        [each["suite"], each["name"], each["dtype"], each["number"], each["verdict"], _without_folders(each["reason"])]
         for each in records
         if each["verdict"] in ("fail", "unsupported")
     ]
@@ -197,6 +198,11 @@ def share(counts: Mapping[str, int]) -> float:
 
 
 # The page
+
+
+def _without_folders(reason: str) -> str:
+    """A reason without the folders of this machine."""
+    return re.sub(r"/[^\s:()]*/(?=(?:torch|tests)/)", "", reason)
 
 
 def page(result: Mapping[str, Any]) -> str:
