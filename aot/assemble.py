@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aot.backend.base import Backend, Built, Emitted, PackedOperand
-from aot.dims import Dim, Symbol, maximum
+from aot.dims import Dim, Symbol, divisor_of, maximum
 from aot.dtypes import BY_NUMBER
-from aot.errors import CompilerError, OptionError
+from aot.errors import CompilerError, OptionError, UnsupportedError
 from aot.ir import Const, Graph, Node, Value
+from aot.kernel import Kernel, KernelOperand
 from aot.lower import lower
 from aot.partition import FlowChart
 from aot.program import (
@@ -29,7 +30,7 @@ from aot.program import (
     Space,
     Step,
 )
-from aot.storage import pointer_offset_bytes
+from aot.storage import Slot, pointer_offset_bytes, slots
 from aot.target import Target
 from aot.transforms.place import Plan, place_buffers
 from aot.transforms.state import scatter_data
@@ -58,16 +59,29 @@ def assemble(
     node_budget: int,
     report: Callable[[str], None] | None = None,
 ) -> Assembled:
-    """The program of an ORDERED graph for one target. Raises CompilerError in the user's names."""
+    """The program of an ORDERED graph for one target.
+
+    Raises UnsupportedError, with all kernels that the target cannot have, and CompilerError, in the user's names.
+    """
     kernels = [node for node in graph.nodes if node.op == "kernel"]
+    places = slots(graph)
     emitted: list[Emitted] = []
+    refused: dict[str, list[str]] = {}
     for node in kernels:
         if report is not None:
             report(str(node.attrs["name"]))
+        kernel = _with_alignment(lower(node, lambda value: value in graph.consts), node, places)
         try:
-            emitted.append(backend.emit(lower(node, lambda value: value in graph.consts), target))
+            emitted.append(backend.emit(kernel, target))
+        except UnsupportedError as error:
+            refused.setdefault(error.message, []).append(node.where)
         except CompilerError as error:
             raise CompilerError(error.message, where=error.where or node.where, hint=error.hint) from error
+    if refused:
+        lines = [f"  {reason}: {', '.join(nodes)}" for reason, nodes in refused.items()]
+        raise UnsupportedError(
+            "\n".join((f"no kernels for {target.name}:", *lines)), hint="Build for the CPU: --target cpu."
+        )
     table = _ConstantTable(graph)
     numbers = [
         {
@@ -148,6 +162,20 @@ def _copied_bytes(graph: Graph, plan: Plan, node: Node) -> Dim:
     source, target = plan.slots[data].root, plan.slots[node.outputs[0]].root
     is_state = any(source is kept and target is plan.slots[new].root for kept, new in graph.state)
     return 0 if source is target or is_state else 2 * data.type.bytes
+
+
+def _with_alignment(kernel: Kernel, node: Node, places: Mapping[Value, Slot]) -> Kernel:
+    """The kernel with what is known of its pointers: storages begin at multiples of 64 bytes, views anywhere."""
+
+    def of(operand: KernelOperand, value: Value) -> KernelOperand:
+        offset = 0 if operand.constant else pointer_offset_bytes(places[value], value.type)
+        return replace(operand, is_aligned=divisor_of(offset) % KernelOperand.ALIGNMENT_BYTES == 0)
+
+    return replace(
+        kernel,
+        inputs=tuple(map(of, kernel.inputs, node.operands)),
+        outputs=tuple(map(of, kernel.outputs, node.outputs)),
+    )
 
 
 def assemble_flow(

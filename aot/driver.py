@@ -17,7 +17,7 @@ from aot.backend import BACKENDS
 from aot.backend.base import Backend, Built
 from aot.control import has_control
 from aot.dims import typical
-from aot.errors import TargetError
+from aot.errors import TargetError, UnsupportedError
 from aot.ir import Graph
 from aot.offsets import DEFAULT_NODE_BUDGET
 from aot.options import CompileOptions, DimRange
@@ -96,6 +96,11 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
             run = partial(_run, CORE_PASSES, context, "transform", tell)
             cores = [run(block) for block in blocks]
         for backend, hardware in targets:
+            if chart is not None and not backend.has_flows:
+                raise UnsupportedError(
+                    f"control flow, or sizes that come from data, do not run on {hardware.name}",
+                    hint="Build for the CPU: --target cpu.",
+                )
             with report.stage("fuse and plan"):
                 targeted = replace(context, target=hardware, backend=backend)
                 run = partial(_run, TARGET_PASSES, targeted, "fuse and plan", tell)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from aot.dims import Dim
 from aot.dtypes import DType
@@ -54,8 +55,10 @@ class KernelOperand:
 
     `type` has the final layout. `loads` address it by logical index: the element lies at
     origin_elements + sum(index * stride). `constant`: the contents are known at build time and may
-    be packed. `is_aligned`: its pointer is a multiple of 16 bytes in every run.
+    be packed. `is_aligned`: its pointer is a multiple of ALIGNMENT_BYTES in every run.
     """
+
+    ALIGNMENT_BYTES: ClassVar[int] = 16
 
     type: TensorType
     constant: bool = False

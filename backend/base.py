@@ -63,6 +63,8 @@ class Backend(Protocol):
     """The kinds it emits; ops of other kinds are decomposed."""
     decomposes: frozenset[str]
     """Ops that are decomposed although their kind is emitted."""
+    has_flows: bool
+    """Whether programs with control flow, or with sizes that come from data, run on it."""
     has_halos: bool
     """Whether sliding windows read zeros around their input; else they check their places."""
 

@@ -41,6 +41,7 @@ class CpuBackend:
     default_architectures: tuple[str, ...] = ("x86-64-v4", "x86-64-v3")
     kinds: frozenset[Kind] = frozenset(Kind)
     decomposes: frozenset[str] = frozenset()
+    has_flows = True
     has_halos = True
 
     def target(self, architecture: str) -> Target:

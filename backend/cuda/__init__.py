@@ -13,7 +13,7 @@ from aot.backend.cuda.contract import emit_contract
 from aot.backend.cuda.loops import emit_loops
 from aot.backend.cuda.scatter import emit_scatter
 from aot.backend.cuda.window import emit_window
-from aot.errors import CompilerError
+from aot.errors import UnsupportedError
 from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, WindowRoot
 from aot.target import Target
 
@@ -38,6 +38,7 @@ class CudaBackend:
         }
     )
     decomposes: frozenset[str] = frozenset()
+    has_flows = False
     has_halos = False
 
     def target(self, architecture: str) -> Target:
@@ -54,7 +55,8 @@ class CudaBackend:
             return emit_attend(kernel, target)
         if isinstance(kernel.root, OwnedRoot) and kernel.root.op in ("scatter_elements", "scatter_nd"):
             return emit_scatter(kernel, target)
-        raise CompilerError(f"the CUDA backend has no emitter for kernels of kind {kernel.kind.value}")
+        what = kernel.root.op if isinstance(kernel.root, OwnedRoot) else kernel.kind.value
+        raise UnsupportedError(f"a GPU has no kernel for {what} yet")
 
     def build(
         self,

@@ -17,7 +17,7 @@ from aot.backend.cuda.render import Renderer, Scope, TileDim
 from aot.backend.nest import flatten
 from aot.dims import Dim, typical
 from aot.dtypes import F32
-from aot.errors import CompilerError
+from aot.errors import CompilerError, UnsupportedError
 from aot.expr import axis
 from aot.ir import TensorType
 from aot.kernel import AttendRoot, Kernel
@@ -40,7 +40,7 @@ class _Attend:
         if not isinstance(root, AttendRoot):
             raise CompilerError(f"{kernel.name}: not attention")
         if root.accumulate != F32:
-            raise CompilerError(f"{kernel.name}: attention with sums in {root.accumulate}")
+            raise UnsupportedError(f"attention with sums in {root.accumulate} has no kernel on a GPU")
         self.source, self.target = kernel, target
         self.kernel = flatten(kernel, merge=False)
         assert isinstance(self.kernel.root, AttendRoot)
@@ -52,7 +52,7 @@ class _Attend:
         width = self.v.shape[3]
         per_group = dimension.exact_div(self.heads, self.groups)
         if per_group is None or not isinstance(depth, int) or not isinstance(width, int):
-            raise CompilerError(f"{kernel.name}: attention whose head sizes are known only when it runs")
+            raise UnsupportedError("attention whose head sizes are known only when it runs has no kernel on a GPU")
         self.per_group: Dim = per_group
         self.depth, self.width = depth, width
 
