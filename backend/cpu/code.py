@@ -8,21 +8,13 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from aot import dims as dimension
-from aot.dims import Dim
+from aot.backend.lines import Integers, Lines
 from aot.dtypes import BF16, F16, F32, F64, I64, DType
 from aot.errors import TargetError
 
 
-class Code:
-    """Lines at a depth. `fragment()` leaves a place that can be written to later."""
-
-    def __init__(self, depth: int = 0) -> None:
-        self.depth = depth
-        self._items: list[str | Code] = []
-
-    def line(self, text: str) -> None:
-        self._items.append("  " * self.depth + text)
+class Code(Lines):
+    """C under construction."""
 
     @contextmanager
     def block(self, header: str = "") -> Iterator[None]:
@@ -33,37 +25,12 @@ class Code:
         self.depth -= 1
         self.line("}")
 
-    def fragment(self) -> Code:
-        """A writer whose lines come here, before everything that is written to this one later."""
-        inner = Code(self.depth)
-        self._items.append(inner)
-        return inner
 
-    def text(self) -> str:
-        return "".join(item.text() if isinstance(item, Code) else item + "\n" for item in self._items)
+class DimTable(Integers):
+    """The integer arguments, as constant locals of type i64."""
 
-
-class DimTable:
-    """The integer arguments of a kernel. `dims` are what the caller passes, in this order."""
-
-    def __init__(self) -> None:
-        self._names: dict[Dim, str] = {}
-
-    @property
-    def dims(self) -> tuple[Dim, ...]:
-        return tuple(self._names)
-
-    def text(self, dim: Dim) -> str:
-        """C text of an i64: a literal, or a constant local (times what divides every coefficient)."""
-        if isinstance(dim, int):
-            return literal(dim, I64)
-        terms, constant = dimension.terms_of(dim)
-        common = math.gcd(constant, *(coefficient for _, coefficient in terms))
-        if common > 1:
-            inner = dimension.exact_div(dim, common)
-            if inner is not None:
-                return f"({self.text(inner)} * {common})"
-        return self._names.setdefault(dim, f"n{len(self._names)}")
+    def literal(self, value: int) -> str:
+        return literal(value, I64)
 
     def declarations(self) -> list[str]:
         """The lines that load the arguments; call when the body is complete."""

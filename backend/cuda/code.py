@@ -8,23 +8,15 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from aot import dims as dimension
-from aot.dims import Dim
+from aot.backend.lines import Integers, Lines
 from aot.dtypes import BF16, F16, F32, F64, DType
 from aot.errors import TargetError
 
-INDENT = "    "
 
+class Code(Lines):
+    """Triton under construction."""
 
-class Code:
-    """Lines at a depth. `fragment()` leaves a place that can be written to later."""
-
-    def __init__(self, depth: int = 0) -> None:
-        self.depth = depth
-        self._items: list[str | Code] = []
-
-    def line(self, text: str) -> None:
-        self._items.append(INDENT * self.depth + text)
+    indent = "    "
 
     @contextmanager
     def block(self, header: str) -> Iterator[None]:
@@ -34,41 +26,8 @@ class Code:
         yield
         self.depth -= 1
 
-    def fragment(self) -> Code:
-        """A writer whose lines come here, before everything that is written to this one later."""
-        inner = Code(self.depth)
-        self._items.append(inner)
-        return inner
 
-    def text(self) -> str:
-        return "".join(item.text() if isinstance(item, Code) else item + "\n" for item in self._items)
-
-
-class DimTable:
-    """The integer arguments of a kernel. `dims` are what the caller passes, in this order."""
-
-    def __init__(self) -> None:
-        self._names: dict[Dim, str] = {}
-
-    @property
-    def dims(self) -> tuple[Dim, ...]:
-        return tuple(self._names)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._names.values())
-
-    def text(self, dim: Dim) -> str:
-        """An integer literal, or the name of an argument (times what divides every coefficient)."""
-        if isinstance(dim, int):
-            return str(dim)
-        terms, constant = dimension.terms_of(dim)
-        common = math.gcd(constant, *(coefficient for _, coefficient in terms))
-        if common > 1:
-            inner = dimension.exact_div(dim, common)
-            if inner is not None:
-                return f"({self.text(inner)} * {common})"
-        return self._names.setdefault(dim, f"n{len(self._names)}")
+DimTable = Integers
 
 
 _NAMES = {

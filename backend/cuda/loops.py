@@ -11,7 +11,8 @@ Invariant: the order of every reduction follows from shapes alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -119,12 +120,10 @@ class _Emitter:
                 found[number] = rest
                 break
             name = f"a{number}_{self.code_id()}"
+            left = f"r{number}_{self.code_id()}"
             self.code.line(f"{name} = {rest} % {extent}")
-            found[number] = name
-            if position > 0:
-                left = f"r{number}_{self.code_id()}"
-                self.code.line(f"{left} = {rest} // {extent}")
-                rest = left
+            self.code.line(f"{left} = {rest} // {extent}")
+            found[number], rest = name, left
         return found
 
     def code_id(self) -> int:
@@ -156,7 +155,7 @@ class _Emitter:
                 self.code.line(f"{mask} = {flat} < {self.dims.text(total)}")
             places = self._indices(axes, flat)
             scope = Scope(renderer, places, [TileDim(frozenset(axes), mask)], f"({block},)")
-            scope = self._serial(scope, group.values)
+            self._serial(scope, group.values)
             for store in group.stores:
                 scope.store(store)
 
@@ -184,7 +183,7 @@ class _Emitter:
                 dims.append(TileDim(frozenset({axis}), mask))
             places = {**self._indices(outer, rest), write: along, read: across}
             scope = Scope(renderer, places, dims, f"({TURN}, {TURN})")
-            scope = self._serial(scope, group.values)
+            self._serial(scope, group.values)
             for store in group.stores:
                 scope.store(store)
 
@@ -194,7 +193,7 @@ class _Emitter:
         kept = [a for a in group.axes if a not in rows]
         row = self._row(group, kept, rows)
         if row is None:  # every reduction is a serial loop: a window
-            self._elements_of_windows(tiling, renderer, group)
+            self._elements(tiling, renderer, StoreGroup(group.axes, [*group.stores, *group.extra]))
             return
         if row.axes != tuple(rows):  # no reduction runs over the row: every element of it reduces for itself
             kept = list(group.axes)
@@ -243,23 +242,11 @@ class _Emitter:
                     across += self._count(row.axes)
         return across > along
 
-    def _elements_of_windows(self, tiling: Tiling, renderer: Renderer, group: StoreGroup) -> None:
-        whole = StoreGroup(group.axes, [*group.stores, *group.extra])
-        self._elements(tiling, renderer, whole)
-
-    def _serial(self, scope: Scope, values: Sequence[Expr]) -> Scope:
-        """Computes the reductions in some values by serial loops; the scope in which they are known."""
+    def _serial(self, scope: Scope, values: Sequence[Expr]) -> None:
+        """Computes the reductions in some values that can be computed here, by serial loops."""
         for node in reduces_of(values):
-            if not scope.is_known(node) and all(self._has_axis(scope, a) for a in free_axes(node)):
+            if not scope.is_known(node) and all(map(scope.has_axis, free_axes(node))):
                 serial_reduction(scope, node)
-        return scope
-
-    def _has_axis(self, scope: Scope, number: int) -> bool:
-        try:
-            scope.axis_text(number)
-        except CompilerError:
-            return False
-        return True
 
 
 class _RowEmitter:
@@ -308,9 +295,12 @@ class _RowEmitter:
     def _in_row(self, expr: Expr) -> bool:
         return bool(free_axes(expr) & frozenset(self.row.axes))
 
-    def _loop(self) -> _Loop:
+    @contextmanager
+    def _loop(self) -> Iterator[str]:
+        """A loop over the pieces of the row; gives the name of the first place of one."""
         name = f"at_{self.emitter.code_id()}"
-        return _Loop(self.code, f"for {name} in range(0, {self.dims.text(self.row.extent)}, {self.row.piece})", name)
+        with self.code.block(f"for {name} in range(0, {self.dims.text(self.row.extent)}, {self.row.piece})"):
+            yield name
 
     def _enter(self, scope: Scope, start: str) -> Scope:
         """The scope of a piece of the row."""
@@ -414,21 +404,6 @@ class _RowEmitter:
 
 def _mask_text(row: _Row, dims: DimTable) -> str:
     return f"({{positions}} < {dims.text(row.extent)})"
-
-
-class _Loop:
-    """`with` a loop's header; gives the name of its index."""
-
-    def __init__(self, code: Code, header: str, name: str) -> None:
-        self.block = code.block(header)
-        self.name = name
-
-    def __enter__(self) -> str:
-        self.block.__enter__()
-        return self.name
-
-    def __exit__(self, *_: object) -> None:
-        self.block.__exit__(None, None, None)
 
 
 class Reduction:

@@ -68,7 +68,6 @@ class Scope:
         shape: str,
         parent: Scope | None = None,
         roots: Mapping[int, str] | None = None,
-        values: Mapping[Expr, str] | None = None,
     ) -> None:
         self.renderer = renderer
         self.axes = dict(axes)
@@ -77,15 +76,12 @@ class Scope:
         self.parent = parent
         self.one = "(1,)" if len(self.dims) < 2 and shape.count(",") < 2 and shape.endswith(",)") else "(1, 1)"
         self.roots = dict(roots or {})
-        self._done: dict[Expr, str] = dict(values or {})
+        self._done: dict[Expr, str] = {}
         self._indices: dict[Expr, str] = {}
 
-    def inner(
-        self, axes: Mapping[int, str], values: Mapping[Expr, str] | None = None, dims: Sequence[TileDim] | None = None,
-        shape: str | None = None,
-    ) -> Scope:  # fmt: skip
+    def inner(self, axes: Mapping[int, str], dims: Sequence[TileDim] | None = None, shape: str | None = None) -> Scope:
         """A scope inside this one: more axes have values, or the tile has another dimension."""
-        return Scope(self.renderer, axes, self.dims if dims is None else dims, shape or self.shape, self, None, values)
+        return Scope(self.renderer, axes, self.dims if dims is None else dims, shape or self.shape, self)
 
     def bind(self, expr: Expr, name: str) -> None:
         """Says that `name` holds an expression's value from here on."""
@@ -100,14 +96,24 @@ class Scope:
             scope = scope.parent
         return None
 
-    def axis_text(self, number: int) -> str:
-        """The text of an axis that this scope or one around it defines."""
+    def _place_of(self, number: int) -> str | None:
         scope: Scope | None = self
         while scope is not None:
             if number in scope.axes:
                 return scope.axes[number]
             scope = scope.parent
-        raise CompilerError(f"{self.renderer.kernel.name}: axis {number} has no value here")
+        return None
+
+    def has_axis(self, number: int) -> bool:
+        """Whether this scope or one around it defines an axis."""
+        return self._place_of(number) is not None
+
+    def axis_text(self, number: int) -> str:
+        """The text of an axis that this scope or one around it defines."""
+        found = self._place_of(number)
+        if found is None:
+            raise CompilerError(f"{self.renderer.kernel.name}: axis {number} has no value here")
+        return found
 
     def is_known(self, expr: Expr) -> bool:
         """Whether a value was computed here or around."""
