@@ -251,6 +251,9 @@ def input_symbols(graph: Graph) -> tuple[Symbol, ...]:
     return tuple(bound.values())
 
 
+_RELATED = {">=": GuardKind.AT_LEAST, "==": GuardKind.SAME, "!=": GuardKind.DIFFERENT}
+
+
 def guards(graph: Graph, symbols: Sequence[Symbol]) -> tuple[Guard, ...]:
     """The rules on the extents of the inputs: the first extent that is a symbol binds it, all others must be equal."""
     number: dict[Dim, int] = {symbol.dim: index for index, symbol in enumerate(symbols)}
@@ -269,8 +272,13 @@ def guards(graph: Graph, symbols: Sequence[Symbol]) -> tuple[Guard, ...]:
         Guard(GuardKind.VALUE if is_equal else GuardKind.OTHER_VALUE, port, 0, expected=value)
         for port, value, is_equal in graph.input_values
     ]
+    related = [
+        Guard(_RELATED[relation.sign], 0, 0, expected=relation.left, other=relation.right)
+        for relation in graph.relations
+        if not relation.known()
+    ]
     # Values first: a program for other values is not the one whose sizes the user should hear of.
-    return (*held, *bind, *equal)
+    return (*held, *bind, *equal, *related)
 
 
 class _ConstantTable:

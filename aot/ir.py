@@ -214,6 +214,31 @@ class Node:
         return f"{self.op} ({', '.join(self.locs)})" if self.locs else self.op
 
 
+SIGNS = (">=", "==", "!=")
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A rule on the sizes of the inputs: the graph is right only where `left` `sign` `right` holds; a sign of SIGNS."""
+
+    left: Dim
+    sign: str
+    right: Dim
+
+    def __str__(self) -> str:
+        return f"{self.left} {self.sign} {self.right}"
+
+    def known(self) -> bool | None:
+        """Whether the bounds of the symbols say that it holds (True) or never holds (False)."""
+        least, most = dimension.bounds(self.left - self.right)
+        if self.sign == ">=":
+            return True if least >= 0 else False if most < 0 else None
+        is_apart, is_equal = least > 0 or most < 0, least == most == 0
+        if not is_apart and not is_equal:
+            return None
+        return is_equal if self.sign == "==" else is_apart
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A function of tensors. `nodes` is in an order in which every value is defined before use.
@@ -223,6 +248,7 @@ class Graph:
     right only where that input, of one element, holds that integer, or another one (a branch that the
     input chooses was resolved). `environment` are the symbols whose values the graph is given when it
     runs, of a block of a flow; None: the extents of the inputs give every symbol its value.
+    `relations` are what else the sizes of the inputs must meet.
     `initial` are (input number, what it holds before the first run), of state that the model holds; text forms
     leave it out.
     """
@@ -236,6 +262,7 @@ class Graph:
     level: Level = Level.CORE
     input_values: tuple[tuple[int, int, bool], ...] = ()
     environment: tuple[Symbol, ...] | None = None
+    relations: tuple[Relation, ...] = ()
     initial: tuple[tuple[int, Const], ...] = ()
 
     @cached_property

@@ -356,6 +356,11 @@ def _ceil_div(value: Expr, divisor: int) -> Expr:
     return value if divisor == 1 else expr.call("floordiv", value + (divisor - 1), divisor)
 
 
+def _fits(shape: tuple[Dim, ...], domain: tuple[Dim, ...]) -> bool:
+    """Whether loops over a domain can store a result of a shape: each extent is the domain's, or 1."""
+    return len(shape) == len(domain) and all(e in (1, d) for e, d in zip(shape, domain, strict=True))
+
+
 def lower(node: Node, is_constant: Callable[[Value], bool]) -> Kernel:
     """The Kernel of a `kernel` node. Raises CompilerError, in the user's names, for a body with no such form.
 
@@ -366,12 +371,14 @@ def lower(node: Node, is_constant: Callable[[Value], bool]) -> Kernel:
     body = expand_body(node.regions[0])
     if any(OPS[inner.op].kind in OWNED_KINDS for inner in body.nodes):
         return _lower_owned(node, body, is_constant)
-    primary = body.outputs[0].type.shape
+    shapes = [value.type.shape for value in body.outputs]
+    # The first is the largest, unless all are empty.
+    primary = next((shape for shape in shapes if all(_fits(other, shape) for other in shapes)), shapes[0])
     lowering = _Lowering(body, primary)
     stores: list[Store] = []
     for number, value in enumerate(body.outputs):
         shape = value.type.shape
-        if len(shape) != len(primary) or any(e not in (1, d) for e, d in zip(shape, primary, strict=True)):
+        if not _fits(shape, primary):
             raise CompilerError(f"outputs of shapes {primary} and {shape} in one kernel", where=node.where)
         indices = tuple(expr.const(0, dtypes.I64) if e == 1 else expr.axis(a) for a, e in enumerate(shape))
         axes = () if shape == primary else tuple(a for a, e in enumerate(shape) if e != 1 or primary[a] == 1)

@@ -169,6 +169,10 @@ class GuardKind(IntEnum):
     EQUAL = 1  # the extent equals `expected`
     VALUE = 2  # the one element of the input, an integer or bool, equals `expected`; `axis` is 0
     OTHER_VALUE = 3  # the one element of the input is not `expected`; `axis` is 0
+    # Of several inputs, whose symbols are bound: `port` and `axis` are 0.
+    AT_LEAST = 4  # `expected` >= `other`
+    SAME = 5  # `expected` == `other`
+    DIFFERENT = 6  # `expected` != `other`
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,7 @@ class Guard:
     hi: int = 0  # 0: no bound
     divisor: int = 1
     expected: Dim = 0
+    other: Dim = 0
 
 
 class FlowOp(IntEnum):

@@ -83,10 +83,16 @@ def buffer_text(program: Program, buffer: Buffer) -> str:
     return f"{text} {buffer.index} {buffer.size_bytes} bytes"
 
 
+SIGN_OF = {GuardKind.AT_LEAST: ">=", GuardKind.SAME: "==", GuardKind.DIFFERENT: "!="}
+
+
 def guard_lines(program: Program) -> list[str]:
     """The guards as rules on the user's inputs."""
     lines = []
     for guard in program.guards:
+        if guard.kind in SIGN_OF:
+            lines.append(f"guard {guard.expected} {SIGN_OF[guard.kind]} {guard.other}")
+            continue
         what = f"guard {quote(program.inputs[guard.port].name)} axis {guard.axis}"
         if guard.kind in (GuardKind.VALUE, GuardKind.OTHER_VALUE):
             holds = "holds" if guard.kind == GuardKind.VALUE else "does not hold"

@@ -33,7 +33,22 @@ from aot import dtypes
 from aot.dims import Dim, DimExpr, Symbol
 from aot.dtypes import DType
 from aot.errors import AotError, CompilerError, ModelError
-from aot.ir import NO_ATTRS, Array, Attr, Const, Graph, Layout, Level, Node, TensorType, Value, attr_symbols, const_of
+from aot.ir import (
+    NO_ATTRS,
+    SIGNS,
+    Array,
+    Attr,
+    Const,
+    Graph,
+    Layout,
+    Level,
+    Node,
+    Relation,
+    TensorType,
+    Value,
+    attr_symbols,
+    const_of,
+)
 
 HEADER = "aot ir 1"
 INLINE_INTEGERS = 8
@@ -158,6 +173,9 @@ class Printer:
             self.node(node, names, inner)
         for number, held, is_equal in graph.input_values:
             lines.append(f"{inner}value {number} {'=' if is_equal else '!='} {held}")
+        for relation in graph.relations:
+            left, right = self.dim(relation.left), self.dim(relation.right)
+            lines.append(f"{inner}needs {left} {relation.sign} {right}")
         for kept, replacement in graph.state:
             lines.append(f"{inner}state {_reference(kept, names)} -> {_reference(replacement, names)}")
         lines.append(f"{inner}output {', '.join(_reference(value, names) for value in graph.outputs)}".rstrip())
@@ -393,6 +411,7 @@ class _Cursor:
 _WORD = re.compile(r"[A-Za-z_][\w.]*")
 _VALUE = re.compile(r"%\d+")
 _INTEGER = re.compile(r"-?\d+")
+_REST = re.compile(r".+")
 _NUMBER = re.compile(r"true|false|-?inf|nan|-?\d[\w.+-]*")
 _FLOAT = re.compile(r"-?(?:inf|nan)\b|-?\d+(?:\.\d*(?:e[+-]?\d+)?|e[+-]?\d+)")
 _JSON = json.JSONDecoder()
@@ -411,6 +430,7 @@ class _Body:
     state: list[tuple[Value, Value]] = field(default_factory=list)
     values: list[tuple[int, int, bool]] = field(default_factory=list)
     environment: tuple[Symbol, ...] | None = None
+    relations: list[Relation] = field(default_factory=list)
     ended: bool = False
 
 
@@ -458,7 +478,7 @@ class _Parser:
         self.depth -= 1
         return Graph(
             name, tuple(body.inputs), body.consts, tuple(body.nodes), body.outputs, tuple(body.state), level,
-            tuple(body.values), body.environment,
+            tuple(body.values), body.environment, tuple(body.relations),
         )  # fmt: skip
 
     def end(self, cursor: _Cursor) -> None:
@@ -479,6 +499,8 @@ class _Parser:
             if is_equal:
                 cursor.expect("=")
             body.values.append((number, int(cursor.match(_INTEGER, "an integer")), is_equal))
+        elif cursor.take("needs "):
+            body.relations.append(self.relation(cursor.match(_REST, "a relation")))
         elif cursor.take("state "):
             kept = self.reference(cursor, body)
             cursor.expect("->")
@@ -515,6 +537,13 @@ class _Parser:
             else:
                 raise ValueError(f"a symbol has name, divisor and origin, not {word!r}")
         self.symbols[alias] = Symbol(name, lo, hi, divisor, origin)
+
+    def relation(self, text: str) -> Relation:
+        for sign in SIGNS:
+            left, found, right = text.partition(f" {sign} ")
+            if found:
+                return Relation(self.dim(left), sign, self.dim(right))
+        raise ValueError(f"expected two sizes with one of {', '.join(SIGNS)} between them")
 
     def given(self, cursor: _Cursor) -> Iterator[Symbol]:
         while not cursor.done:

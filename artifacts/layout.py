@@ -208,7 +208,7 @@ RECORDS = (
         ("hi", "i64", "0: no bound"),
         ("divisor", "i64"),
         ("expected", "dim"),
-        ("reserved", "u32"),
+        ("other", "dim", "of relations"),
     ),
     _record(
         "SourceEntry",

@@ -415,6 +415,9 @@ class _ProgramReader:
     def guards(self, inputs: Sequence[Port]) -> Iterator[Guard]:
         for r in self.reader.run(Section.GUARDS, self.row["guards"]):
             kind = self.reader.choice(Section.GUARDS, GuardKind, r["kind"])
+            if kind in (GuardKind.AT_LEAST, GuardKind.SAME, GuardKind.DIFFERENT):
+                yield Guard(kind, 0, 0, expected=self.dim(r["expected"]), other=self.dim(r["other"]))
+                continue
             port = self.index(Section.GUARDS, r["port"], len(inputs), "input")
             holds_value = kind in (GuardKind.VALUE, GuardKind.OTHER_VALUE)
             axis = self.index(Section.GUARDS, r["axis"], 1 if holds_value else inputs[port].type.rank, "axis")

@@ -153,7 +153,7 @@ class _Tables:
         guards = self.add(
             Section.GUARDS,
             [
-                (g.kind, g.port, g.axis, g.symbol, g.lo, g.hi, g.divisor, self.dim(g.expected), 0)
+                (g.kind, g.port, g.axis, g.symbol, g.lo, g.hi, g.divisor, self.dim(g.expected), self.dim(g.other))
                 for g in program.guards
             ],
         )

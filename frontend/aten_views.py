@@ -192,7 +192,10 @@ def _narrow(c: Context) -> Result:
 
 def _place(c: Context, position: Dim, extent: Dim) -> Dim:
     """A position that may count from the end."""
-    return position + extent if dimension.bounds(position)[1] < 0 else position
+    lo, hi = dimension.bounds(position)
+    if lo < 0 <= hi and shaping.is_of_data(position):
+        return shaping.from_start(position, extent)
+    return position + extent if hi < 0 else position
 
 
 def without(c: Context, x: Value, axis: int) -> Value:

@@ -30,6 +30,8 @@ def slice_range(start: Dim, end: Dim, step: int, extent: Dim) -> tuple[Dim, Dim]
                 return lowest
         lo, hi = dimension.bounds(position)
         backwards = hi < 0 or (lo < 0 and dimension.typical(position) < 0 <= dimension.typical(position + extent))
+        if lo < 0 <= hi and is_of_data(position):
+            return dimension.minimum(dimension.maximum(from_start(position, extent), lowest), highest)
         if lo < 0 <= hi:  # it may count from either end: one is assumed, and becomes a condition on the sizes
             if not backwards:
                 same_extent(dimension.maximum(position, 0), position, "a slice position that counts from the start")
@@ -46,6 +48,17 @@ def slice_range(start: Dim, end: Dim, step: int, extent: Dim) -> tuple[Dim, Dim]
     if size == 0:
         first = 0
     return first, size
+
+
+def is_of_data(size: Dim) -> bool:
+    """Whether a size is known only when the model runs: no condition on the inputs' sizes can be made of it."""
+    return any(symbol.origin != "input" for symbol in dimension.symbols_of(size))
+
+
+def from_start(position: Dim, extent: Dim) -> Dim:
+    """A position counted from the start, where a negative one counts from the end, whatever its sign will be."""
+    is_negative = dimension.minimum(dimension.maximum(-1 * position, 0), 1)
+    return position + extent * is_negative
 
 
 def sliced(builder: KnownBuilder, value: Value, axis: int, start: Dim, size: Dim, step: int = 1) -> Value:

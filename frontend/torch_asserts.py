@@ -1,6 +1,6 @@
 """Assertions of a torch program (torch._check, torch._assert_async) as guards: what data decides is checked in a run.
 
-Conditions on the sizes of inputs are torch's own bounds and relations, which the inputs' guards hold.
+Conditions on the sizes of inputs are torch's own bounds and guards (see aot.frontend.torch_guards).
 """
 
 from __future__ import annotations

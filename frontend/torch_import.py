@@ -38,11 +38,12 @@ from aot.frontend.imported import ImportInfo, Unsupported, report_of
 from aot.frontend.known import KnownBuilder
 from aot.frontend.torch_asserts import ASSERTIONS, add_assertion
 from aot.frontend.torch_complex import HINT, Complex, constant_parts, convert_complex, is_complex, part_dtype
+from aot.frontend.torch_guards import relations_of
 from aot.frontend.torch_numbers import computed
 from aot.frontend.torch_program import read_program, tensor_bytes
 from aot.frontend.torch_registry import DROPPED, HIGHER_ORDER, Context, converter_of, dtype_of
 from aot.frontend.torch_sizes import SizeReader
-from aot.ir import Const, Graph, Node, Value, const_of, live, rewire, sorted_nodes
+from aot.ir import Const, Graph, Node, Relation, Value, const_of, live, rewire, sorted_nodes
 from aot.ops import OPS
 from aot.ops.opdef import DimMismatch
 
@@ -82,6 +83,7 @@ class TorchImporter:
         self.rejected: dict[tuple[str, str], list[str]] = {}
         self.names: dict[Value, str] = {}
         self.initial: list[tuple[int, Const]] = []
+        self.relations: tuple[Relation, ...] = ()
         self.notes: list[str] = []
         self.hints: list[str] = []  # of what is rejected
         self.where = ""
@@ -99,12 +101,15 @@ class TorchImporter:
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node, specs[node.name], mutated, inputs)
+        shapes = {value.name: value.type.shape for value in self.builder.inputs}
+        self.relations, notes = relations_of(self.program, self.sizes, shapes)
+        self.notes.extend(notes)
         self.walk(self.program.graph, self.program.graph_module)
         outputs, state = self._outputs(signature, inputs)
         if self.rejected:
             return None
         graph = live(_read_in_place(self.builder.finish(outputs, state), self.builder.equal))
-        return _named(graph, self.names).with_(initial=tuple(self.initial))
+        return _named(graph, self.names).with_(initial=tuple(self.initial), relations=self.relations)
 
     # Inputs, weights, state
 

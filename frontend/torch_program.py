@@ -9,6 +9,7 @@ an export can contain before torch sees them, and a weight that only a pickle ho
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import io
 import json
@@ -102,7 +103,10 @@ def _file_bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def decompose(program: Any) -> Any:
-    """The program in Core ATen, with what KEPT_WHOLE names left whole."""
+    """The program in Core ATen, with what KEPT_WHOLE names left whole.
+
+    PyTorch would run the program's guards here, which are Python: they are kept from it, and put back.
+    """
     import torch
 
     table = torch.export.default_decompositions()
@@ -111,7 +115,16 @@ def decompose(program: Any) -> Any:
         name = str(op)
         if name in whole or name.rpartition(".")[0] in whole:
             table.pop(op)
-    return program.run_decompositions(table)
+    bare = copy.copy(program)
+    guards, bare._guards_code = _guards(program), []
+    decomposed = bare.run_decompositions(table)
+    decomposed._guards_code = list(dict.fromkeys([*guards, *_guards(decomposed)]))
+    return decomposed
+
+
+def _guards(program: Any) -> list[str]:
+    """The guards that PyTorch keeps with a program, a line of Python each (see aot.frontend.torch_guards)."""
+    return list(getattr(program, "_guards_code", None) or ())
 
 
 def _updates_instance_statistics(program: Any) -> bool:
@@ -167,7 +180,11 @@ def _from_archive(data: bytes, trust_pickle: bool) -> Any:
         serialized = _dict_to_dataclass(schema.ExportedProgram, document)
         weights = _payload(archive, root, "weights", f"{name}_weights_config.json", trust_pickle)
         constants = _payload(archive, root, "constants", f"{name}_constants_config.json", trust_pickle)
-        return ExportedProgramDeserializer().deserialize(serialized, weights, constants, None)
+        program = ExportedProgramDeserializer().deserialize(serialized, weights, constants, None)
+        program._guards_code = list(serialized.guards_code)
+        if not all(isinstance(line, str) for line in program._guards_code):
+            raise ModelError("the program's guards are no text", hint="Do not trust this file.")
+        return program
     except (ModelError, UnsupportedError):
         raise
     except Exception as error:  # torch's deserializer raises anything on a document that does not fit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aot import dims as dimension
@@ -13,6 +13,15 @@ from aot.frontend.known import KnownBuilder
 from aot.ir import Value
 
 _ROUNDED = frozenset({"TruncToInt", "FloorToInt", "CeilToInt", "floor", "ceiling"})
+# What is positive where a condition holds; of an equality, where it does not.
+_DIFFERENCES: Mapping[str, Callable[[Dim, Dim], Dim]] = {
+    "GreaterThan": lambda left, right: left - right + 1,
+    "LessThan": lambda left, right: right - left + 1,
+    "StrictGreaterThan": lambda left, right: left - right,
+    "StrictLessThan": lambda left, right: right - left,
+    "Equality": lambda left, right: dimension.maximum(left - right, right - left),
+    "Unequality": lambda left, right: dimension.maximum(left - right, right - left),
+}
 LEAST_NUMBER = -(1 << 62)  # of a number that data gives and that is no size
 _LEAST = 2  # torch assumes this of open sizes; nothing depends on it but tracing
 
@@ -53,6 +62,15 @@ class SizeReader:
         if isinstance(size, int | DimExpr):
             return size
         return self.of(size.node.expr)
+
+    def given(self, size: Any) -> Dim | None:
+        """A size that the inputs give; None for one that data gives, or of a form that is not followed."""
+        if not isinstance(size, int) and any(str(s) not in self.symbols for s in size.node.expr.free_symbols):
+            return None
+        try:
+            return self.dim(size)
+        except UnsupportedError:
+            return None
 
     def element(self, value: Any) -> Any:
         """A size, a number or a condition: plain where torch knows it, else a Dim, or torch's own object."""
@@ -101,6 +119,8 @@ class SizeReader:
         kind = type(expression).__name__
         if kind in _ROUNDED:
             return self._rounded(kind, expression.args[0])
+        if kind == "Piecewise":
+            return self._pieces(expression.args)
         parts = [self.of(argument) for argument in expression.args] if kind not in ("Pow", "PowByNatural") else []
         if kind == "Add":
             return _sum(parts)
@@ -126,6 +146,33 @@ class SizeReader:
         if kind in ("Identity", "ToFloat"):
             return parts[0]
         raise UnsupportedError(f"the size {expression}")
+
+    def _pieces(self, pieces: Sequence[Any]) -> Dim:
+        """The value of the first piece whose condition holds; the last one's always does."""
+        total: Dim = 0
+        rest: Dim = 1  # whether no condition before held
+        for value, condition in pieces:
+            holds = self._truth(condition)
+            total = total + self.of(value) * holds * rest
+            rest = rest * (1 - holds)
+        return total
+
+    def _truth(self, condition: Any) -> Dim:
+        """A condition on sizes as 1 or 0."""
+        kind = type(condition).__name__
+        if kind in ("BooleanTrue", "BooleanFalse"):
+            return int(kind == "BooleanTrue")
+        if kind == "And":
+            return dimension.product([self._truth(part) for part in condition.args])
+        if kind == "Or":
+            return dimension.maximum(*(self._truth(part) for part in condition.args))
+        if kind == "Not":
+            return 1 - self._truth(condition.args[0])
+        if kind not in _DIFFERENCES:
+            raise UnsupportedError(f"the size {condition}")
+        left, right = (self.of(argument) for argument in condition.args)
+        is_positive = dimension.minimum(dimension.maximum(_DIFFERENCES[kind](left, right), 0), 1)
+        return 1 - is_positive if kind == "Equality" else is_positive
 
     def _rounded(self, kind: str, inside: Any) -> Dim:
         """A quotient rounded up or down; a whole number as it is."""

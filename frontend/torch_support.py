@@ -80,7 +80,9 @@ Core ATen by `run_decompositions`, except for these, which stay whole: {", ".joi
   for token in tokens:
       outputs = model.run({{"ids": token, "position": position}}, state=state)  # updated in place
   ```
-- **Assertions** (`torch._check`, `torch._assert_async`) on sizes of inputs are guards. Those on numbers and tensors are
+- **Assertions** (`torch._check`, `torch._assert_async`) on sizes of inputs are guards, as are the relations of sizes
+  that PyTorch found when it exported (`if x.shape[0] > y.shape[0]`); only its own assumption that no size is 0 or 1 is
+  none. Those on numbers and tensors are
   checked while the program runs, and end it with the user's message and line; no state has changed then.
 - **Weights** that are one tensor under several names are stored once.
 - **Control flow.** {", ".join(control)}: as [ONNX's](onnx.md#control-flow-and-sizes-from-data).

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from aot.control import CONTROL
 from aot.dims import Dim, DimExpr, Symbol, substitute
 from aot.errors import ModelError, OptionError
-from aot.ir import Attr, Graph, Layout, Level, Node, TensorType, Value, attr_symbols
+from aot.ir import Attr, Graph, Layout, Level, Node, Relation, TensorType, Value, attr_symbols
 from aot.ops import OpError, infer
 from aot.options import DimRange
 from aot.passes import Context, transform
@@ -76,7 +76,13 @@ def substitute_symbols(graph: Graph, change: Callable[[Symbol], Dim]) -> Graph:
     nodes = tuple(_node(node, values, moved, change) for node in graph.nodes)
     outputs = tuple(moved(value) for value in graph.outputs)
     state = tuple((moved(a), moved(b)) for a, b in graph.state)
-    return graph.with_(inputs=inputs, consts=consts, nodes=nodes, outputs=outputs, state=state)
+    relations = tuple(
+        Relation(substitute(each.left, change), each.sign, substitute(each.right, change)) for each in graph.relations
+    )
+    for before, after in zip(graph.relations, relations, strict=True):
+        if after.known() is False:
+            raise OptionError(f"with the sizes that --dim asks for, the model's own rule {before} never holds")
+    return graph.with_(inputs=inputs, consts=consts, nodes=nodes, outputs=outputs, state=state, relations=relations)
 
 
 def _node(

@@ -112,6 +112,9 @@ enum : uint32_t {
     EQUAL = 1,
     VALUE = 2,
     OTHER_VALUE = 3,
+    AT_LEAST = 4,
+    SAME = 5,
+    DIFFERENT = 6,
 };
 }
 
@@ -331,12 +334,12 @@ struct GuardEntry {
     int64_t hi;  // 0: no bound
     int64_t divisor;
     uint32_t expected;
-    uint32_t reserved;
+    uint32_t other;  // of relations
 };
 static_assert(sizeof(GuardEntry) == 48, "layout");
 template <class V> void visit(const GuardEntry &r, V &v) {
     v.dim("expected", r.expected);
-    v.zero("reserved", r.reserved);
+    v.dim("other", r.other);
 }
 inline constexpr uint32_t section_of(const GuardEntry *) {
     return section::GUARDS;

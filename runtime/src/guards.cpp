@@ -130,6 +130,32 @@ void check_inputs(const Model &model, const aot_tensor *const *inputs, uint32_t 
     }
 }
 
+namespace {
+
+// Whether the sizes of the inputs meet a relation of the model.
+bool holds(const Artifact &a, const GuardEntry &rule, const int64_t *symbols, Failure *failure) {
+    const DimEntry &left = a.dims[rule.expected], &right = a.dims[rule.other];
+    int64_t found = 0, other = 0;
+    const bool known = evaluate_dim(a.dim_code.data() + left.code.first, left.code.count, symbols, &found) &&
+                       evaluate_dim(a.dim_code.data() + right.code.first, right.code.count, symbols, &other);
+    const char *sign = rule.kind == guard_kind::AT_LEAST ? ">=" : rule.kind == guard_kind::SAME ? "==" : "!=";
+    if (known && (rule.kind == guard_kind::AT_LEAST ? found >= other : (found == other) == (rule.kind == guard_kind::SAME))) {
+        return true;
+    }
+    char message[400];
+    if (known) {
+        snprintf(message, sizeof message, "expected %.120s %s %.120s, got %lld and %lld", a.text(left.text), sign,
+                 a.text(right.text), static_cast<long long>(found), static_cast<long long>(other));
+    } else {
+        snprintf(message, sizeof message, "expected %.120s %s %.120s, which overflows 64 bits", a.text(left.text), sign,
+                 a.text(right.text));
+    }
+    *failure = Failure(AOT_ERROR_GUARD, "sizes of the inputs", "Give inputs whose sizes fit each other.", "%s", message);
+    return false;
+}
+
+}  // namespace
+
 bool bind_symbols(const Model &model, const Variant &variant, const aot_tensor *const *inputs, int64_t *symbols,
                   const ElementReader *reader, Failure *failure) {
     const Artifact &a = model.artifact;
@@ -137,6 +163,10 @@ bool bind_symbols(const Model &model, const Variant &variant, const aot_tensor *
     const char *what = "input";
     for (uint32_t i = 0; i < p.guards.count; ++i) {
         const GuardEntry &rule = a.guards[p.guards.first + i];
+        if (rule.kind >= guard_kind::AT_LEAST) {
+            if (holds(a, rule, symbols, failure)) continue;
+            return false;
+        }
         const PortEntry &port = a.ports[p.inputs.first + rule.port];
         if (rule.kind == guard_kind::VALUE || rule.kind == guard_kind::OTHER_VALUE) {
             const bool wants_equal = rule.kind == guard_kind::VALUE;

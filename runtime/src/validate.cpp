@@ -150,6 +150,11 @@ private:
         for (uint32_t i = 0; i < p_.guards.count; ++i) {
             const size_t record = p_.guards.first + i;
             const GuardEntry &guard = a_.guards[record];
+            if (guard.kind == guard_kind::AT_LEAST || guard.kind == guard_kind::SAME || guard.kind == guard_kind::DIFFERENT) {
+                dim(section::GUARDS, record, guard.expected);
+                dim(section::GUARDS, record, guard.other);
+                continue;
+            }
             if (guard.port >= p_.inputs.count) fail(section::GUARDS, record, "no such input");
             const PortEntry &port = a_.ports[p_.inputs.first + guard.port];
             const bool value = guard.kind == guard_kind::VALUE || guard.kind == guard_kind::OTHER_VALUE;

@@ -357,7 +357,11 @@ def small_program() -> Program:
         inputs=(Port("x", x),),
         outputs=(Port("y", y),),
         state=(),
-        guards=(Guard(GuardKind.BIND, 0, 0, 0, 1, 64), Guard(GuardKind.EQUAL, 0, 1, expected=64)),
+        guards=(
+            Guard(GuardKind.BIND, 0, 0, 0, 1, 64),
+            Guard(GuardKind.EQUAL, 0, 1, expected=64),
+            Guard(GuardKind.AT_LEAST, 0, 0, expected=N.dim * 2, other=N.dim + 1),
+        ),
         sources=(Source("fc1.weight", weight),),
         constants=(Constant("fc1.weight", F32.number, (1, 64, 16), (RecipeStep(RecipeOp.SOURCE, (0,)),)),),
         buffers=(
@@ -381,6 +385,7 @@ def test_program_text() -> None:
         'program "cpu:x86-64-v3" variant="" {',
         "  where N in 1..64",
         "  input 0 x: f32[N,64]",
+        "  guard 2*N >= N + 1",
         "  output 0 y: f32[N,16]",
         "  guard x axis 0 is N in 1..64",
         "  guard x axis 1 == 64",

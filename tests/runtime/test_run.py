@@ -237,6 +237,32 @@ def test_divisor_and_equality_guards() -> None:
         model(handmade.batch_of(3))
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (GuardKind.AT_LEAST, r"expected batch >= 2\*batch - 3, got 5 and 7"),
+        (GuardKind.SAME, r"expected batch == 2\*batch - 3, got 5 and 7"),
+        (GuardKind.DIFFERENT, r"expected batch != 2\*batch - 3, got 3 and 3"),
+    ],
+)
+def test_relations_of_sizes(kind: GuardKind, words: str) -> None:
+    """A relation may use only what is bound before it; one that overflows does not hold."""
+    program, batch = handmade.program(), handmade.BATCH.dim
+    related = Guard(kind, 0, 0, expected=batch, other=batch * 2 - 3)
+    model = handmade.artifact(replace(program, guards=(*program.guards, related))).load(threads=1)
+    good, bad = (2, 3) if kind == GuardKind.DIFFERENT else (3, 5)
+    assert model(handmade.batch_of(good)).shape == (good, 19)
+    with pytest.raises(GuardError, match=f"sizes of the inputs: {words}"):
+        model(handmade.batch_of(bad))
+    with pytest.raises(ArtifactError, match="a dimension uses a symbol without a value"):
+        handmade.artifact(replace(program, guards=(related, *program.guards))).load()
+    large = batch * (1 << 40)
+    wide = replace(related, expected=large * large * batch)
+    model = handmade.artifact(replace(program, guards=(*program.guards, wide))).load(threads=1)
+    with pytest.raises(GuardError, match="overflows 64 bits"):
+        model(handmade.batch_of(good))
+
+
 def test_many_threads_share_a_model(dense_bytes: bytes) -> None:
     model = load(dense_bytes, threads=2)
     failures: list[BaseException] = []

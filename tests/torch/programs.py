@@ -52,9 +52,12 @@ def check(
     return graph
 
 
-def check_compiled(function: Callable[..., Any], *inputs: Any, cache: Path, relative: float = 2e-4) -> None:
-    """As `check`, through the compiler and the runtime, on two threads."""
+def check_compiled(
+    function: Callable[..., Any], *inputs: Any, cache: Path, relative: float = 2e-4, others: Sequence[Any] = ()
+) -> None:
+    """As `check`, through the compiler and the runtime, on two threads; `others` are more inputs to run."""
     model = aot.compile(exported(function, inputs), "cpu:x86-64-v3", cache_dir=str(cache)).load(threads=2)
-    given = dict(zip([info.name for info in model.inputs], map(array_of, inputs), strict=True))
-    for mine, theirs in zip(model.run(given).values(), leaves(function(*inputs)), strict=True):
-        np.testing.assert_allclose(mine, array_of(theirs), rtol=relative, atol=1e-5)
+    for each in (inputs, *others):
+        given = dict(zip([info.name for info in model.inputs], map(array_of, each), strict=True))
+        for mine, theirs in zip(model.run(given).values(), leaves(function(*each)), strict=True):
+            np.testing.assert_allclose(mine, array_of(theirs), rtol=relative, atol=1e-5)

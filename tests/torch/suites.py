@@ -219,7 +219,12 @@ class Runner:
                 results = model.run({port.name: feeds[port.name] for port in model.inputs})
         except Exception as error:
             if len(kept) == 1:
-                next(iter(kept.values())).outcome.settle("fail", f"{stage}: {brief(error)}")
+                (entry,) = kept.values()
+                theirs = fault_of_export(entry.case) if stage == "run" else ""
+                if theirs:
+                    entry.outcome.settle("no export", f"PyTorch's exported program: {theirs}")
+                else:
+                    entry.outcome.settle("fail", f"{stage}: {brief(error)}")
                 return
             numbers, half = list(kept), len(kept) // 2
             for part in (numbers[:half], numbers[half:]):
@@ -282,6 +287,17 @@ def exported(cases: Sequence[Case], *, core: bool) -> Any:
     with quiet():
         program = torch.export.export(Merged(cases), tensors, strict=False)
         return program.run_decompositions() if core else decompose(program)
+
+
+def fault_of_export(case: Case) -> str:
+    """How PyTorch itself fails to run what it exported of a case; "" where it does not."""
+    with quiet():
+        program = torch.export.export(Merged([case]), tuple(tensor.clone() for tensor in case.tensors), strict=False)
+        try:
+            program.module()(*(tensor.clone() for tensor in case.tensors))
+        except Exception as error:  # whatever PyTorch raises
+            return brief(error)
+    return ""
 
 
 @contextlib.contextmanager

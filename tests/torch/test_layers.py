@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,19 +121,13 @@ def test_open_batch_and_sizes() -> None:
 
 
 def grouped(rows: Any, weight: Any, ends: Any) -> Any:
-    """What the operator of transformers does, which is defined below."""
+    """What the operator of transformers does."""
     made = rows.new_zeros(rows.shape[0], weight.shape[2])
     start = 0
     for number, end in enumerate(ends.tolist()):
         made[start:end] = rows[start:end] @ weight[number]
         start = end
     return made
-
-
-GROUPED = "transformers::grouped_mm_fallback"
-torch.library.define(GROUPED, "(Tensor input, Tensor weight, Tensor offs) -> Tensor")
-torch.library.impl(GROUPED, "cpu", grouped)
-torch.library.register_fake(GROUPED, lambda rows, weight, ends: rows.new_empty(rows.shape[0], weight.shape[2]))
 
 
 def attention(**more: Any) -> Callable[..., Any]:
@@ -177,6 +172,14 @@ def test_recurrent_layers_stay_whole(kind: str, options: dict[str, Any]) -> None
 
 
 def test_grouped_products() -> None:
+    """With the operator of transformers, or where that is not installed with one that does the same."""
+    try:
+        importlib.import_module("transformers.integrations.moe")
+    except ImportError:
+        name = "transformers::grouped_mm_fallback"
+        torch.library.define(name, "(Tensor input, Tensor weight, Tensor offs) -> Tensor")
+        torch.library.impl(name, "cpu", grouped)
+        torch.library.register_fake(name, lambda rows, weight, ends: rows.new_empty(rows.shape[0], weight.shape[2]))
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
     check(lambda a, w, e: torch.ops.transformers.grouped_mm_fallback(a, w, e) * 1, x(6, 3), x(3, 3, 4), ends)
 

@@ -109,3 +109,32 @@ def test_through_the_compiler(tmp_path: Path) -> None:
         return a.unfold(1, 2, 1).sum(-1), t.diagonal().clone(), t.repeat(2, 1)[1:-1:2]
 
     check_compiled(function, x(4, 6), cache=tmp_path)
+
+
+def test_positions_from_data(tmp_path: Path) -> None:
+    """Numbers of data count from the start or, negative, from the end, as they turn out."""
+    places = [torch.tensor(each) for each in ([2, 5], [-3, -1], [0, 0], [5, 2], [9, -9], [-100, 100], [7, -7])]
+    first, *others = [(x(7, 3), place) for place in places]
+    check_compiled(lambda t, i: torch.tensor_split(t, i), *first, cache=tmp_path, others=others)
+
+    def single(t: Any, i: Any) -> Any:
+        k = i.item()
+        return t.narrow(0, k, 2), t.select(0, k)
+
+    first, *others = [(x(7, 3), torch.tensor(place)) for place in (2, 0, 4, -1 - 2, -7)]
+    check_compiled(single, *first, cache=tmp_path, others=others)
+
+    def open_ended(t: Any, i: Any) -> Any:
+        return t[i.item() :] * 2, t[: i.item()] + 1
+
+    first, *others = [(x(7, 3), torch.tensor(place)) for place in (2, 0, 6, 7, 9, -1, -7, -8)]
+    check_compiled(open_ended, *first, cache=tmp_path, others=others)
+
+
+def test_empty_results_of_several_shapes(tmp_path: Path) -> None:
+    def function(a: Any, b: Any) -> Any:
+        wide = a.exp()
+        return wide, wide + b.log1p()
+
+    check_compiled(function, torch.ones(0, 1, 3), torch.ones(1, 10, 3), cache=tmp_path)
+    check_compiled(torch.logaddexp, torch.ones(0, 1, 3).half(), torch.ones(10, 3).half(), cache=tmp_path)

@@ -1,0 +1,204 @@
+"""Guards of a torch.export program: what PyTorch found that the sizes of the inputs must meet.
+
+PyTorch keeps them as lines of Python over `L['x'].size()[0]`, which it runs before the exported program. Here they are
+parsed, never run. Most say again what the shapes and bounds of the inputs say; the others become relations of the
+graph.
+
+Invariant: a relation that is left out is either said by the inputs' types, or PyTorch's own assumption that no size is
+0 or 1, on which a compiled program does not rely; what cannot be read is named in a note.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from aot import dims as dimension
+from aot.dims import Dim
+from aot.errors import ModelError, UnsupportedError
+from aot.frontend.torch_sizes import SizeReader
+from aot.ir import Relation
+
+_ARITHMETIC: Mapping[type, Callable[[Dim, Dim], Dim]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: dimension.floordiv,
+    ast.Mod: dimension.mod,
+}  # fmt: skip
+_CALLS: Mapping[str, Callable[..., Dim]] = {
+    "max": dimension.maximum,
+    "min": dimension.minimum,
+    "int": lambda size: size,
+}
+LARGEST_POWER = 8
+LONGEST_GUARD = 20_000  # characters; a parsed expression of more would be no size
+
+
+class _Unreadable(Exception):
+    """A guard of a form that is not followed."""
+
+
+def relations_of(
+    program: Any, sizes: SizeReader, shapes: Mapping[str, Sequence[Dim]]
+) -> tuple[tuple[Relation, ...], list[str]]:
+    """The relations that the guards of a program ask for beyond its inputs' types, and notes on those not read.
+
+    `shapes`: of each input of the graph, by name. Raises ModelError for a guard that never holds.
+    """
+    code = list(dict.fromkeys(getattr(program, "_guards_code", None) or ()))
+    if not code:
+        return (), []
+    reader = _Reader(shapes, _sources(program))
+    found: dict[Relation, None] = {}
+    notes: list[str] = []
+    assumed: set[Dim] | None = None
+    for text in code:
+        try:
+            relations = list(reader.relations(text))
+        except (_Unreadable, UnsupportedError, ArithmeticError) as error:
+            notes.append(f"PyTorch's guard {text} is not checked: {error}")
+            continue
+        for relation in relations:
+            known = relation.known()
+            if known is None and _may_be_assumed(relation):
+                assumed = _extents(program, sizes) if assumed is None else assumed
+                known = relation.left in assumed or None
+            if known is False:
+                raise ModelError(f"PyTorch's guard never holds: {text}", hint="Export again with the sizes wanted.")
+            if known is None:
+                found[relation] = None
+    return tuple(found), notes
+
+
+def _may_be_assumed(relation: Relation) -> bool:
+    """Whether it is of a form that PyTorch's assumption takes: no size is 0 or 1."""
+    return relation.right in (0, 1) if relation.sign == "!=" else relation.sign == ">=" and relation.right == 2
+
+
+def _extents(program: Any, sizes: SizeReader) -> set[Dim]:
+    """Extents of the program's tensors, and products of their last ones: counts of elements, and strides."""
+    found: set[Dim] = set()
+    for node in program.graph.nodes:
+        for value in _tensors(node.meta.get("val")):
+            product: Dim = 1
+            for extent in reversed(value.shape):
+                size = sizes.given(extent)
+                if size is None:
+                    break
+                product = product * size
+                found.update((size, product))
+    return found
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif hasattr(value, "shape") and hasattr(value, "dtype"):
+        yield value
+
+
+def _sources(program: Any) -> Mapping[str, str]:
+    """The placeholder behind each of the module's arguments, as guards name it: `L['x']`, `L['pair'][0]`."""
+    from torch.utils import _pytree as pytree
+
+    call = program.module_call_graph[0].signature
+    names = list(getattr(call, "forward_arg_names", None) or ())
+    leaves = pytree.tree_unflatten(list(range(call.in_spec.num_leaves)), call.in_spec)
+    placed = {}
+    users = list(program.graph_signature.user_inputs)
+    for path, number in pytree.tree_flatten_with_path(leaves)[0]:
+        is_keyword, first, rest = bool(path[0].idx), path[1], path[2:]
+        if is_keyword:
+            base = f"L[{first.key!r}]"
+        elif first.idx < len(names):
+            base = f"L[{names[first.idx]!r}]"
+        else:
+            continue  # of *args, whose name the program does not hold
+        placed[ast.unparse(ast.parse(base + pytree.keystr(rest), mode="eval"))] = str(users[number])
+    return placed
+
+
+class _Reader:
+    """Guards as relations of dims."""
+
+    def __init__(self, shapes: Mapping[str, Sequence[Dim]], sources: Mapping[str, str]) -> None:
+        self.shapes = shapes
+        self.sources = sources
+
+    def relations(self, text: str) -> Iterator[Relation]:
+        """What a line says. Raises _Unreadable."""
+        if len(text) > LONGEST_GUARD:
+            raise _Unreadable(f"it has {len(text)} characters")
+        try:
+            tree = ast.parse(text, mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise _Unreadable("it is not Python") from error
+        try:
+            yield from self._condition(tree)
+        except RecursionError as error:
+            raise _Unreadable("it is too deep") from error
+
+    def _condition(self, tree: ast.expr) -> Iterator[Relation]:
+        if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And):
+            for part in tree.values:
+                yield from self._condition(part)
+        elif isinstance(tree, ast.Compare):
+            sides = [self._size(side) for side in (tree.left, *tree.comparators)]
+            for left, sign, right in zip(sides, tree.ops, sides[1:], strict=False):
+                yield _relation(left, sign, right)
+        else:
+            raise _Unreadable(f"a condition of kind {type(tree).__name__}")
+
+    def _size(self, tree: ast.expr) -> Dim:
+        if isinstance(tree, ast.Constant) and type(tree.value) is int:
+            return tree.value
+        if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+            return -1 * self._size(tree.operand)
+        if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Pow):
+            power = tree.right.value if isinstance(tree.right, ast.Constant) else None
+            if type(power) is int and 0 <= power <= LARGEST_POWER:
+                return dimension.product([self._size(tree.left)] * power)
+        elif isinstance(tree, ast.BinOp) and type(tree.op) in _ARITHMETIC:
+            return _ARITHMETIC[type(tree.op)](self._size(tree.left), self._size(tree.right))
+        elif isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id in _CALLS and tree.args:
+            return _CALLS[tree.func.id](*map(self._size, tree.args))
+        elif isinstance(tree, ast.Subscript) and _is_call_of(tree.value, "size"):
+            return self._extent(tree)
+        raise _Unreadable(f"the size {ast.unparse(tree)[:80]}")
+
+    def _extent(self, tree: ast.Subscript) -> Dim:
+        """`L['x'].size()[0]`."""
+        assert isinstance(tree.value, ast.Call) and isinstance(tree.value.func, ast.Attribute)
+        source = ast.unparse(tree.value.func.value)
+        shape = self.shapes.get(self.sources.get(source, ""))
+        axis = tree.slice.value if isinstance(tree.slice, ast.Constant) else None
+        if shape is None or not isinstance(axis, int) or axis not in range(len(shape)):
+            raise _Unreadable(f"the size {ast.unparse(tree)[:80]}")
+        return shape[axis]
+
+
+def _is_call_of(tree: ast.expr, name: str) -> bool:
+    """`(…).name()`."""
+    return (
+        isinstance(tree, ast.Call) and not tree.args and isinstance(tree.func, ast.Attribute) and tree.func.attr == name
+    )
+
+
+def _relation(left: Dim, sign: ast.cmpop, right: Dim) -> Relation:
+    if isinstance(left, int) and not isinstance(right, int):  # a number stands on the right
+        turned = {ast.LtE: ast.GtE, ast.Lt: ast.Gt, ast.GtE: ast.LtE, ast.Gt: ast.Lt}
+        return _relation(right, turned.get(type(sign), type(sign))(), left)
+    if isinstance(sign, ast.Eq):
+        return Relation(left, "==", right)
+    if isinstance(sign, ast.NotEq):
+        return Relation(left, "!=", right)
+    if isinstance(sign, ast.GtE):
+        return Relation(left, ">=", right)
+    if isinstance(sign, ast.Gt):
+        return Relation(left, ">=", right + 1)
+    if isinstance(sign, ast.LtE):
+        return Relation(right, ">=", left)
+    if isinstance(sign, ast.Lt):
+        return Relation(right, ">=", left + 1)
+    raise _Unreadable(f"the comparison {type(sign).__name__}")
