@@ -17,7 +17,7 @@ from aot.ir import Value
 from aot.ops.opdef import broadcast_shapes
 from aot.ops.recur import FORMS
 
-_I64 = dtypes.I64
+_F32, _I64 = dtypes.F32, dtypes.I64
 
 
 # Matrix products
@@ -421,3 +421,34 @@ def _grouped_matmul(c: Context) -> Result:
     made = c.op_("reduce_sum", chosen, axes=(0,), keepdims=False)
     bias = c.optional("bias")
     return c.cast(made if bias is None else c.op_("add", made, bias), c.dtype)
+
+
+@aten_op(
+    "torch_nn::_linear_cross_entropy_batch_chunked", "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"
+)
+def _linear_cross_entropy(c: Context) -> Result:
+    """The cross entropy of a linear layer's results with classes, computed whole: what no result needs is not made."""
+    is_whole = "no_reduction" in c.op
+    if not is_whole and any(c.flag(f"compute_{name}_grad") for name in ("input", "linear_weight", "linear_bias")):
+        c.unsupported("gradients of a linear cross entropy", hint="Export under torch.no_grad().")
+    x, weight, target = c.tensor("input"), c.tensor("linear_weight"), c.tensor("target")
+    bias, class_weight = c.optional("linear_bias"), c.optional("weight")
+    made = c.op_("matmul", c.cast(x, _F32), c.op_("transpose", c.cast(weight, _F32), perm=(1, 0)))
+    if bias is not None:
+        made = c.op_("add", made, c.cast(bias, _F32))
+    likely = c.op_("log_softmax", made, axis=1)
+    target = c.cast(target, _I64)
+    is_left_out = c.op_("eq", target, c.scalar(c.integer("ignore_index"), _I64))
+    place = c.op_("where", is_left_out, c.scalar(0, _I64), target)
+    rows = x.type.shape[0]
+    chosen = c.reshape(c.op_("gather_elements", likely, c.reshape(place, (rows, 1)), axis=1), (rows,))
+    share = c.scalar(1, _F32) if class_weight is None else c.op_("gather", c.cast(class_weight, _F32), place, axis=0)
+    share = c.op_("where", is_left_out, c.scalar(0, _F32), share)
+    loss = c.op_("neg", c.op_("mul", share, chosen))
+    if is_whole:
+        return c.cast(loss, c.dtype)
+    loss = c.op_("reduce_sum", loss, axes=(0,), keepdims=False)
+    if c.text("reduction") == "mean":
+        loss = c.op_("div", loss, c.op_("reduce_sum", share, axes=(0,), keepdims=False))
+    nothing = [c.op_("iota", shape=shape, axis=0, start=0, step=1, dtype=_F32) for shape in ((0, 0), (0, 0), (0,))]
+    return [c.cast(loss, x.type.dtype), *(c.cast(each, x.type.dtype) for each in nothing)]

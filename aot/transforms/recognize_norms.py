@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aot.builder import Builder
 from aot.ir import Node, Value
-from aot.pattern import SILENT, Match, op, rule
+from aot.pattern import SILENT, Match, View, op, rule
 from aot.transforms.recognize_factors import Product, dies, mean_of, product_of, split_number, trailing_axis
 from aot.transforms.shapes import as_int, emit, ints, maker_of, reshaped, value_fits
 
@@ -224,7 +226,17 @@ def _check_parameter(m: Match, place: int) -> str | None:
     return None
 
 
-@rule(op("mul", op("layer_norm rms_norm", name="norm"), "c"), check=lambda m: _check_parameter(m, 1), exact=False)
+def _steps(nodes: Sequence[Node], view: View) -> float:
+    """How many multiplications and additions there are: a parameter may need a reshape to become one."""
+    return sum(1.0 for node in nodes if node.op in ("mul", "add"))
+
+
+@rule(
+    op("mul", op("layer_norm rms_norm", name="norm"), "c"),
+    check=lambda m: _check_parameter(m, 1),
+    measure=_steps,
+    exact=False,
+)
 def scale_of_norm(b: Builder, m: Match) -> Value:
     """A multiplication after a norm is its scale."""
     node = m.node("norm")
@@ -232,7 +244,9 @@ def scale_of_norm(b: Builder, m: Match) -> Value:
     return emit(b, node.op, x, _parameter(b, m["c"], m.facts["axis"], x.type.rank), **node.attrs)
 
 
-@rule(op("add", op("layer_norm", name="norm"), "c"), check=lambda m: _check_parameter(m, 2), exact=False)
+@rule(
+    op("add", op("layer_norm", name="norm"), "c"), check=lambda m: _check_parameter(m, 2), measure=_steps, exact=False
+)
 def bias_of_norm(b: Builder, m: Match) -> Value:
     """An addition after a layer norm is its bias."""
     node = m.node("norm")

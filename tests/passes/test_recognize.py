@@ -254,6 +254,16 @@ NORMS: list[Case] = [
         lambda b: b.mul(b.layer_norm(cube(b), axis=2, epsilon=1e-5), w(b, 5, 1)),
         "normalized axes only",
     ),
+    fires(
+        "scale_of_norm",
+        lambda b: b.mul(b.rms_norm(cube(b), axis=2, epsilon=1e-5), f(b, "s", 1, 1, 6)),
+        "reshape rms_norm",
+    ),
+    fires(
+        "bias_of_norm",
+        lambda b: b.add(b.layer_norm(cube(b), axis=2, epsilon=1e-5), f(b, "s", 1, 1, 6)),
+        "reshape layer_norm",
+    ),
     declines("scale_of_norm", lambda b: b.mul(b.layer_norm(cube(b), w(b, 6), axis=2, epsilon=1e-5), w(b, 6))),
     fires(
         "bias_of_norm",

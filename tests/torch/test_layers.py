@@ -205,3 +205,18 @@ def test_through_the_compiler(tmp_path: Path) -> None:
         )
 
     check_compiled(function, x(5, 2, 3), x(1, 2, 4, 6), cache=tmp_path)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("more", [{}, {"ignore_index": 2}, {"weight": x(5).abs(), "linear_bias": x(5)}])
+def test_linear_cross_entropy(reduction: str, more: dict[str, Any]) -> None:
+    if not hasattr(functional, "linear_cross_entropy"):
+        pytest.skip("this PyTorch has no linear_cross_entropy")
+    target = torch.tensor([0, 4, 2, 1, 2, 3])
+    parts = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=2)  # PyTorch's own operator, in parts of the rows
+
+    def function(rows: Any, weight: Any) -> Any:
+        with torch.no_grad():
+            return functional.linear_cross_entropy(rows, weight, target, reduction=reduction, options=parts, **more)
+
+    check(function, x(6, 3), x(5, 3))
