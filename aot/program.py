@@ -106,7 +106,8 @@ class Image:
     """A GPU kernel's machine code: where it lies in the program's code, and what its launch needs.
 
     `threads` and `shared_bytes` are of a block; `scratch_bytes` of device memory too. Bit i of `wide_integers`: integer
-    argument i has 64 bits, else 32. `registers` and `spilled_bytes` of a thread are for people.
+    argument i has 64 bits, else 32. `registers` and `spilled_bytes` of a thread are for people. `is_heavy`: it overlaps
+    neither the kernel before it nor the one behind it.
     """
 
     offset_bytes: int
@@ -117,6 +118,7 @@ class Image:
     wide_integers: int = 0
     registers: int = 0
     spilled_bytes: int = 0
+    is_heavy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

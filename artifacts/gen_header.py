@@ -81,6 +81,7 @@ def header_text() -> str:
         _enum("weights_mode", layout.WeightsMode),
         _enum("constant_flag", layout.ConstantFlag),
         _enum("step_flag", layout.StepFlag),
+        _enum("kernel_flag", layout.KernelFlag),
         _enum("symbol_flag", layout.SymbolFlag),
         _enum("flow_flag", layout.FlowFlag),
         _enum("space", Space),

@@ -89,6 +89,10 @@ class StepFlag(IntEnum):
     BARRIER = 1
 
 
+class KernelFlag(IntEnum):
+    HEAVY = 1  # overlaps neither the kernel before it nor the one behind it
+
+
 class FlowFlag(IntEnum):
     EXACT = 1
     CLAMP = 2
@@ -272,7 +276,7 @@ RECORDS = (
         ("block_scratch_bytes", "u32", "of device memory, for each block"),
         ("registers", "u32", "of a thread, for people"),
         ("spilled_bytes", "u32", "of a thread, for people"),
-        ("reserved", "u32"),
+        ("flags", "u32"),
     ),
     _record("ArgumentEntry", Section.ARGUMENTS, ("buffer", "u32"), ("offset_bytes", "dim")),
     _record(

@@ -18,6 +18,7 @@ from aot.artifacts import dim_code, layout
 from aot.artifacts.layout import (
     ConstantFlag,
     FlowFlag,
+    KernelFlag,
     Record,
     Section,
     SectionFlag,
@@ -531,7 +532,7 @@ def _image(row: Mapping[str, Any]) -> Image | None:
         return None
     return Image(
         row["image_offset"], row["image_bytes"], row["threads"], row["shared_bytes"], row["block_scratch_bytes"],
-        row["wide_integers"], row["registers"], row["spilled_bytes"],
+        row["wide_integers"], row["registers"], row["spilled_bytes"], bool(row["flags"] & KernelFlag.HEAVY),
     )  # fmt: skip
 
 

@@ -12,7 +12,16 @@ import numpy as np
 
 from aot import dtypes, recipe
 from aot.artifacts import dim_code, layout, safetensors
-from aot.artifacts.layout import ConstantFlag, FlowFlag, Section, SectionFlag, StepFlag, SymbolFlag, WeightsMode
+from aot.artifacts.layout import (
+    ConstantFlag,
+    FlowFlag,
+    KernelFlag,
+    Section,
+    SectionFlag,
+    StepFlag,
+    SymbolFlag,
+    WeightsMode,
+)
 from aot.dims import Dim, Symbol
 from aot.errors import CompilerError, OptionError
 from aot.ir import Array
@@ -362,8 +371,9 @@ class _Pool:
 def _kernel_row(kernel: KernelCode) -> tuple[Any, ...]:
     image = kernel.image or Image(0, 0, 0)
     place = (image.offset_bytes, image.size_bytes, image.wide_integers, image.threads, image.shared_bytes)
-    people = (image.scratch_bytes, image.registers, image.spilled_bytes, 0)
-    return (kernel.symbol, kernel.kind, kernel.label, kernel.schedule, kernel.locs, *place, *people)
+    people = (image.scratch_bytes, image.registers, image.spilled_bytes)
+    flags = KernelFlag.HEAVY if image.is_heavy else 0
+    return (kernel.symbol, kernel.kind, kernel.label, kernel.schedule, kernel.locs, *place, *people, flags)
 
 
 def _recipe_row(step: RecipeStep) -> tuple[Any, ...]:

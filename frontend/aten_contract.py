@@ -423,9 +423,7 @@ def _grouped_matmul(c: Context) -> Result:
     return c.cast(made if bias is None else c.op_("add", made, bias), c.dtype)
 
 
-@aten_op(
-    "torch_nn::_linear_cross_entropy_batch_chunked", "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction"
-)
+@aten_op("torch_nn::_linear_cross_entropy_batch_chunked", "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
 def _linear_cross_entropy(c: Context) -> Result:
     """The cross entropy of a linear layer's results with classes, computed whole: what no result needs is not made."""
     is_whole = "no_reduction" in c.op

@@ -55,8 +55,8 @@ def finish(
 ) -> Emitted:  # fmt: skip
     """The kernel as text with its header; `early` is written before the wait: it may load weights, and nothing else.
 
-    A heavy kernel does not let its successor begin before its end: blocks that wait beside its own share
-    multiprocessors unevenly, which cost a third of the time of BERT (docs/cuda.md).
+    A heavy kernel does not begin before its predecessor's end, and does not let its successor begin before its own:
+    blocks that wait beside those that work share multiprocessors unevenly (docs/cuda.md has figures).
     """
     dims = tiling.dims
     body = tiling.code.text()
@@ -69,6 +69,7 @@ def finish(
         "multiples": [number for number, d in enumerate(dims.dims) if dimension.divisor_of(d) % ALIGNED == 0],
         "warps": power_of_two(warps),
         "stages": stages,
+        "heavy": is_heavy,
     }
     arguments = [*(f"p{number}" for number in range(len(operands))), *dims.names, "PROGRAMMATIC: tl.constexpr"]
     text = (

@@ -66,6 +66,7 @@ def compile_one(symbol: str, source: str, path: Path, request: dict[str, Any]) -
         "wide_integers": sum(1 << number for number, kind in enumerate(header["integers"]) if kind == "i64"),
         "registers": registers,
         "spilled_bytes": spilled,
+        "is_heavy": header["heavy"],
     }
 
 

@@ -84,6 +84,12 @@ enum : uint32_t {
 };
 }
 
+namespace kernel_flag {
+enum : uint32_t {
+    HEAVY = 1,
+};
+}
+
 namespace symbol_flag {
 enum : uint32_t {
     HAS_HI = 1,
@@ -439,7 +445,7 @@ struct KernelEntry {
     uint32_t block_scratch_bytes;  // of device memory, for each block
     uint32_t registers;  // of a thread, for people
     uint32_t spilled_bytes;  // of a thread, for people
-    uint32_t reserved;
+    uint32_t flags;
 };
 static_assert(sizeof(KernelEntry) == 72, "layout");
 template <class V> void visit(const KernelEntry &r, V &v) {
@@ -448,7 +454,6 @@ template <class V> void visit(const KernelEntry &r, V &v) {
     v.string("label", r.label);
     v.string("schedule", r.schedule);
     v.strings("locs", r.locs);
-    v.zero("reserved", r.reserved);
 }
 inline constexpr uint32_t section_of(const KernelEntry *) {
     return section::KERNELS;

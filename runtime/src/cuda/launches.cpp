@@ -28,7 +28,7 @@ Launches::Launches(const Model &model, const Memory &memory, Plan &plan, bool ea
     parameters_.reserve(count);
     launches_.reserve(step_count_);
     launch_of_pointer_.assign(plan.pointers.size(), kNone);
-    uint64_t blocks_before = 0;
+    bool follows_light = false;
     for (uint32_t i = 0; i < step_count_; ++i) {
         const StepEntry &step = a.steps[p.steps.first + i];
         const KernelEntry &kernel = a.kernels[p.kernels.first + step.kernel];
@@ -52,8 +52,9 @@ Launches::Launches(const Model &model, const Memory &memory, Plan &plan, bool ea
         parameters_.push_back(kernel.block_scratch_bytes ? &scratch_ : &nothing_);
         parameters_.push_back(&nothing_);
         const uint64_t few = kEarlyBlocks * static_cast<uint64_t>(device_.device.multiprocessors);
-        launch.is_programmatic = early && device_.is_programmatic() && blocks_before && blocks_before <= few && blocks <= few;
-        blocks_before = blocks;
+        const bool is_light = !(kernel.flags & kernel_flag::HEAVY) && blocks <= few;
+        launch.is_programmatic = early && device_.is_programmatic() && follows_light && is_light;
+        follows_light = is_light;
         launches_.push_back(launch);
     }
 }
