@@ -111,6 +111,7 @@ def decompose(program: Any) -> Any:
 
     table = torch.export.default_decompositions()
     whole = KEPT_WHOLE - ({"aten.instance_norm"} if _updates_instance_statistics(program) else set())
+    whole -= {"aten.lstm.input", "aten.lstm.data"} if _has_projections(program) else set()
     for op in list(table):
         name = str(op)
         if name in whole or name.rpartition(".")[0] in whole:
@@ -134,6 +135,20 @@ def _updates_instance_statistics(program: Any) -> bool:
         and bool(node.args[5])
         for node in program.graph.nodes
     )  # fmt: skip
+
+
+def _has_projections(program: Any) -> bool:
+    """Whether an LSTM makes its output smaller (`proj_size`), which the op that stays whole does not."""
+    for node in program.graph.nodes:
+        if str(node.target) == "aten.lstm.input":
+            params, biased, layers, bidirectional = (*node.args[2:5], node.args[7])
+        elif str(node.target) == "aten.lstm.data":
+            params, biased, layers, bidirectional = (*node.args[3:6], node.args[8])
+        else:
+            continue
+        if len(params) != layers * (2 if bidirectional else 1) * (4 if biased else 2):
+            return True
+    return False
 
 
 def _program_digest(program: Any) -> str:

@@ -220,9 +220,9 @@ class Runner:
         except Exception as error:
             if len(kept) == 1:
                 (entry,) = kept.values()
-                theirs = fault_of_export(entry.case) if stage == "run" else ""
-                if theirs:
-                    entry.outcome.settle("no export", f"PyTorch's exported program: {theirs}")
+                theirs = run_by_pytorch(entry.case, core=self.core) if stage == "run" else []
+                if isinstance(theirs, str):
+                    entry.outcome.settle("no export", f"PyTorch's own program: {theirs}")
                 else:
                     entry.outcome.settle("fail", f"{stage}: {brief(error)}")
                 return
@@ -233,6 +233,16 @@ class Runner:
         for number, entry in kept.items():
             mine = [results[name] for name in _output_names(entries, number)]
             entry.outcome.settle(*judged(entry.outcome, mine, entry.wanted))
+            if entry.outcome.verdict == "fail" and self._is_fault_of_pytorch(entry, mine):
+                entry.outcome.settle("no export", "PyTorch's own program gives the same, and eager something else")
+
+    def _is_fault_of_pytorch(self, entry: _Entry, mine: Sequence[Any]) -> bool:
+        """Whether the decomposed program, run by PyTorch, differs from eager in the same way."""
+        theirs = run_by_pytorch(entry.case, core=self.core)
+        if isinstance(theirs, str) or len(theirs) != len(mine):
+            return False
+        results = [(str(number), leaf) for number, leaf in enumerate(theirs)]
+        return judged(entry.outcome, mine, results)[0] == "pass"
 
     @staticmethod
     def _halves(stage: Callable[[Sequence[_Entry]], None], entries: Sequence[_Entry]) -> None:
@@ -289,15 +299,14 @@ def exported(cases: Sequence[Case], *, core: bool) -> Any:
         return program.run_decompositions() if core else decompose(program)
 
 
-def fault_of_export(case: Case) -> str:
-    """How PyTorch itself fails to run what it exported of a case; "" where it does not."""
+def run_by_pytorch(case: Case, *, core: bool) -> list[Any] | str:
+    """The results of the decomposed program, run by PyTorch; or how it fails."""
+    program = exported([case], core=core)
     with quiet():
-        program = torch.export.export(Merged([case]), tuple(tensor.clone() for tensor in case.tensors), strict=False)
         try:
-            program.module()(*(tensor.clone() for tensor in case.tensors))
+            return list(pytree.tree_leaves(program.module()(*(tensor.clone() for tensor in case.tensors))))
         except Exception as error:  # whatever PyTorch raises
             return brief(error)
-    return ""
 
 
 @contextlib.contextmanager

@@ -220,3 +220,9 @@ def test_linear_cross_entropy(reduction: str, more: dict[str, Any]) -> None:
             return functional.linear_cross_entropy(rows, weight, target, reduction=reduction, options=parts, **more)
 
     check(function, x(6, 3), x(5, 3))
+
+
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "num_layers": 2, "batch_first": True, "bias": False}])
+def test_lstm_with_projections(options: dict[str, Any]) -> None:
+    layer = torch.nn.LSTM(3, 5, proj_size=2, **options).eval()
+    check(lambda t: layer(t), x(4, 2, 3))
