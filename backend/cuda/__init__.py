@@ -11,10 +11,11 @@ from aot.backend.cuda.architectures import architecture_of
 from aot.backend.cuda.attend import emit_attend
 from aot.backend.cuda.contract import emit_contract
 from aot.backend.cuda.loops import emit_loops
+from aot.backend.cuda.scans import emit_scan
 from aot.backend.cuda.scatter import emit_scatter
 from aot.backend.cuda.window import emit_window
 from aot.errors import UnsupportedError
-from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, WindowRoot
+from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, ScanRoot, WindowRoot
 from aot.target import Target
 
 
@@ -32,6 +33,7 @@ class CudaBackend:
             Kind.VIEW,
             Kind.CONTRACT,
             Kind.ATTEND,
+            Kind.SCAN_AXIS,
             Kind.SCATTER,
             Kind.WINDOW,
             Kind.KERNEL,
@@ -53,6 +55,8 @@ class CudaBackend:
             return emit_window(kernel, target)
         if isinstance(kernel.root, AttendRoot):
             return emit_attend(kernel, target)
+        if isinstance(kernel.root, ScanRoot):
+            return emit_scan(kernel, target)
         if isinstance(kernel.root, OwnedRoot) and kernel.root.op in ("scatter_elements", "scatter_nd"):
             return emit_scatter(kernel, target)
         what = kernel.root.op if isinstance(kernel.root, OwnedRoot) else kernel.kind.value

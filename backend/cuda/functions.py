@@ -36,6 +36,9 @@ HELPERS: Mapping[str, str] = {
     "maximum": "def maximum(a, b):\n    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)\n",
     "minimum": "def minimum(a, b):\n    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)\n",
     "multiply": "def multiply(a, b):\n    return a * b\n",
+    # Of (what came before, the running total); these join in any grouping, as tl.associative_scan asks.
+    "exclusive_sum": "def exclusive_sum(a, b, c, d):\n    return b + c, b + d\n",
+    "exclusive_prod": "def exclusive_prod(a, b, c, d):\n    return b * c, b * d\n",
     "floordiv": (
         "def floordiv(a, b):\n"
         "    q = a // b\n"

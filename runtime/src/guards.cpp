@@ -132,8 +132,33 @@ void check_inputs(const Model &model, const aot_tensor *const *inputs, uint32_t 
 
 namespace {
 
+bool reads(const Artifact &a, uint32_t dim, uint32_t symbol) {
+    const Run code = a.dims[dim].code;
+    for (uint32_t i = 0; i < code.count; ++i) {
+        const DimCode &instruction = a.dim_code[code.first + i];
+        if (instruction.op == dim_op::SYMBOL && instruction.symbol == symbol) return true;
+    }
+    return false;
+}
+
+// Which extents of which inputs the symbols of a relation are.
+void symbols_text(const Artifact &a, const ProgramEntry &p, const GuardEntry &rule, char *to, size_t size) {
+    size_t at = 0;
+    to[0] = 0;
+    for (uint32_t i = 0; i < p.guards.count && at + 1 < size; ++i) {
+        const GuardEntry &bind = a.guards[p.guards.first + i];
+        if (bind.kind != guard_kind::BIND) continue;
+        if (!reads(a, rule.expected, bind.symbol) && !reads(a, rule.other, bind.symbol)) continue;
+        const PortEntry &port = a.ports[p.inputs.first + bind.port];
+        const DimEntry &dim = a.dims[static_cast<size_t>(a.integer(port.shape.first + bind.axis))];
+        const int n = snprintf(to + at, size - at, "%s%.40s is dimension %u of input '%.60s'", at ? ", " : "", a.text(dim.text),
+                               bind.axis, a.text(port.name));
+        at += n > 0 ? static_cast<size_t>(n) : 0;
+    }
+}
+
 // Whether the sizes of the inputs meet a relation of the model.
-bool holds(const Artifact &a, const GuardEntry &rule, const int64_t *symbols, Failure *failure) {
+bool holds(const Artifact &a, const ProgramEntry &p, const GuardEntry &rule, const int64_t *symbols, Failure *failure) {
     const DimEntry &left = a.dims[rule.expected], &right = a.dims[rule.other];
     int64_t found = 0, other = 0;
     const bool known = evaluate_dim(a.dim_code.data() + left.code.first, left.code.count, symbols, &found) &&
@@ -142,14 +167,11 @@ bool holds(const Artifact &a, const GuardEntry &rule, const int64_t *symbols, Fa
     if (known && (rule.kind == guard_kind::AT_LEAST ? found >= other : (found == other) == (rule.kind == guard_kind::SAME))) {
         return true;
     }
-    char message[400];
-    if (known) {
-        snprintf(message, sizeof message, "expected %.120s %s %.120s, got %lld and %lld", a.text(left.text), sign,
-                 a.text(right.text), static_cast<long long>(found), static_cast<long long>(other));
-    } else {
-        snprintf(message, sizeof message, "expected %.120s %s %.120s, which overflows 64 bits", a.text(left.text), sign,
-                 a.text(right.text));
-    }
+    char message[500], where[200], got[60] = "which overflows 64 bits";
+    if (known) snprintf(got, sizeof got, "got %lld and %lld", static_cast<long long>(found), static_cast<long long>(other));
+    symbols_text(a, p, rule, where, sizeof where);
+    snprintf(message, sizeof message, "expected %.100s %s %.100s, %s (%s)", a.text(left.text), sign, a.text(right.text), got,
+             where);
     *failure = Failure(AOT_ERROR_GUARD, "sizes of the inputs", "Give inputs whose sizes fit each other.", "%s", message);
     return false;
 }
@@ -164,7 +186,7 @@ bool bind_symbols(const Model &model, const Variant &variant, const aot_tensor *
     for (uint32_t i = 0; i < p.guards.count; ++i) {
         const GuardEntry &rule = a.guards[p.guards.first + i];
         if (rule.kind >= guard_kind::AT_LEAST) {
-            if (holds(a, rule, symbols, failure)) continue;
+            if (holds(a, p, rule, symbols, failure)) continue;
             return false;
         }
         const PortEntry &port = a.ports[p.inputs.first + rule.port];
