@@ -81,7 +81,7 @@ def test_relations_of_sizes(
             x, y = sizes(*shapes)
             np.testing.assert_allclose(model(x, y), function(x, y), rtol=1e-5)
         for shapes in bad:
-            with pytest.raises(GuardError, match="sizes of the inputs.* is dimension 0 of input 'x'") as caught:
+            with pytest.raises(GuardError, match=r"sizes of the inputs.* is dimension 0 of input 'x'") as caught:
                 model(*sizes(*shapes))
             assert words in str(caught.value)
     path = tmp_path / "program.pt2"
