@@ -219,15 +219,20 @@ def timings(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, flo
     return {name: round(statistics.median(values), 1) for name, values in samples.items()}
 
 
-def keep(results: dict[str, Any], folder: Path) -> None:
-    """Writes what there is so far, beside what earlier runs on the same day found of other models."""
+def facts_of_run() -> dict[str, Any]:
+    """When, where and with what a run was made."""
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    facts = {
+    return {
         "date": datetime.now(UTC).date().isoformat(),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "aotc": project["version"],
     }
+
+
+def keep(results: dict[str, Any], folder: Path) -> None:
+    """Writes what there is so far, beside what earlier runs on the same day found of other models."""
+    facts = facts_of_run()
     path = folder / "results.json"
     before = json.loads(path.read_text()) if path.exists() else {}
     if all(before.get(name) == value for name, value in facts.items()):

@@ -337,7 +337,7 @@ def models() -> list[Definition]:
 # The models that benchmarks time.
 
 
-def _bert() -> nn.Module:
+def _bert(layers: int = 12) -> nn.Module:
     package = transformers_package()
 
     class Masked(nn.Module):
@@ -351,7 +351,8 @@ def _bert() -> nn.Module:
             return self.model(input_ids=words, attention_mask=mask).last_hidden_state
 
     torch.manual_seed(0)
-    return Masked(package.BertModel(package.BertConfig(), add_pooling_layer=False)).eval()
+    config = package.BertConfig(num_hidden_layers=layers)
+    return Masked(package.BertModel(config, add_pooling_layer=False)).eval()
 
 
 def _bert_inputs(length: int, batch: int, seed: int) -> Inputs:
@@ -513,10 +514,11 @@ def timed(timm_name: str, label: str, batch: int) -> Definition:
     return Definition(f"{label}_b{batch}", make, images, needs="timm", batch=batch, channels_last=convolutions)
 
 
-def bert(batch: int, length: int) -> Definition:
+def bert(batch: int, length: int, layers: int = 12) -> Definition:
     """BERT base at one size."""
     name = f"bert_base_b{batch}_s{length}"
-    return Definition(name, _bert, partial(_bert_inputs, length), (0, 0), needs="transformers", batch=batch)
+    inputs = partial(_bert_inputs, length)
+    return Definition(name, partial(_bert, layers), inputs, (0, 0), needs="transformers", batch=batch)
 
 
 def mlp(batch: int) -> Definition:
