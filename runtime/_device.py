@@ -98,10 +98,11 @@ class DeviceTensor:
     `synchronize`; `numpy` waits by itself.
     """
 
-    __slots__ = ("_memory", "device", "dtype", "shape", "stream")
+    __slots__ = ("_memory", "description", "device", "dtype", "shape", "stream")
 
     def __init__(self, memory: Memory, shape: tuple[int, ...], dtype: str, device: int) -> None:
         self._memory, self.shape, self.dtype, self.device, self.stream = memory, shape, dtype, device, memory.stream
+        self.description: Any = None  # what the library is told of it, made once: state is given in every run
 
     @property
     def address(self) -> int:

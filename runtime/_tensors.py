@@ -110,12 +110,16 @@ def view(name: str, array: Any, *, writable: bool = False, stream: int | None = 
 
 def device_view(array: Any) -> View:
     """A view of a DeviceTensor."""
-    _, code, bits = DTYPES[array.dtype]
-    strides, step = [], 1
-    for extent in reversed(array.shape):
-        strides.append(step)
-        step *= extent
-    return _filled(array.address, 2, array.device, code, bits, array.shape, tuple(reversed(strides)), array)
+    if array.description is None:
+        _, code, bits = DTYPES[array.dtype]
+        strides, step = [], 1
+        for extent in reversed(array.shape):
+            strides.append(step)
+            step *= extent
+        made = _filled(array.address, 2, array.device, code, bits, array.shape, tuple(reversed(strides)), None)
+        array.description = made.address, made.keep
+    address, parts = array.description
+    return View(address, array.shape, (parts, array))
 
 
 def _cuda_view(name: str, array: Any, writable: bool, stream: int | None, device: int) -> View:
@@ -176,22 +180,32 @@ def _numpy_view(name: str, array: Any, writable: bool) -> View:
 def _torch_view(name: str, tensor: Any) -> View:
     if not hasattr(tensor, "data_ptr"):
         raise GuardError(f"expected a tensor, got {type(tensor).__name__}", where=name)
-    dtype = str(tensor.dtype).removeprefix("torch.")
+    kind = _TORCH_KINDS.get((tensor.dtype, tensor.layout))
+    code, bits = _torch_kind(name, tensor) if kind is None else kind
+    if tensor.is_neg() or tensor.is_conj():
+        raise GuardError("the tensor's negation is pending", where=name, hint="Call resolve_neg() first.")
+    place = tensor.device
+    # Filled by hand: `tensor.__dlpack__()` takes four times as long, and refuses tensors that want gradients.
+    return _filled(
+        tensor.data_ptr(), 1 if place.type == "cpu" else 2, place.index or 0, code, bits, tuple(tensor.shape),
+        tensor.stride(), tensor,
+    )  # fmt: skip
+
+
+_TORCH_KINDS: dict[tuple[Any, Any], tuple[int, int]] = {}  # by dtype and layout, whose names take a microsecond to make
+
+
+def _torch_kind(name: str, tensor: Any) -> tuple[int, int]:
+    """DLPack's code and bits of a torch tensor's elements. Raises GuardError for one that is not dense, or has none."""
+    dtype, layout = (str(word).removeprefix("torch.") for word in (tensor.dtype, tensor.layout))
     if dtype not in _BY_NUMPY:
         raise GuardError(f"no element type for {tensor.dtype}", where=name, hint="Convert the tensor first.")
-    layout = str(tensor.layout).removeprefix("torch.")
     if layout != "strided":
         raise GuardError(
             f"expected a dense tensor, got one of layout {layout}", where=name, hint="Call to_dense() first."
         )
-    if tensor.is_neg() or tensor.is_conj():
-        raise GuardError("the tensor's negation is pending", where=name, hint="Call resolve_neg() first.")
-    code, bits = _BY_NUMPY[dtype]
-    device = 1 if tensor.device.type == "cpu" else 2
-    # Filled by hand: `tensor.__dlpack__()` takes four times as long, and refuses tensors that want gradients.
-    return _filled(
-        tensor.data_ptr(), device, tensor.device.index or 0, code, bits, tuple(tensor.shape), tensor.stride(), tensor
-    )
+    _TORCH_KINDS[tensor.dtype, tensor.layout] = kind = _BY_NUMPY[dtype]
+    return kind
 
 
 def _filled(
