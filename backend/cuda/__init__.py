@@ -42,6 +42,7 @@ class CudaBackend:
     decomposes: frozenset[str] = frozenset()
     has_flows = False
     has_halos = False
+    precisions: frozenset[str] = frozenset({"fp32", "tf32", "fp16", "bf16"})
 
     def target(self, architecture: str) -> Target:
         return architecture_of(architecture).target

@@ -11,7 +11,7 @@ import math
 from aot import dims as dimension
 from aot.backend.affine import affine_of
 from aot.backend.base import Emitted
-from aot.backend.cuda.code import Code, DimTable, register_dtype, register_type
+from aot.backend.cuda.code import Code, DimTable, register_type
 from aot.backend.cuda.frame import Tiling, finish, power_of_two
 from aot.backend.cuda.render import Renderer, Scope, TileDim
 from aot.backend.nest import assumed_extent, flatten, loads_of, work_of
@@ -142,11 +142,21 @@ class _Scan:
         dims = [*self.outer.dims, TileDim(frozenset({root.axis}), mask)]
         # Not `inner`: the result has a value here only.
         scope = Scope(
-            self.renderer, {root.axis: "at"}, dims, self.shape, self.outer, {0: "before" if root.exclusive else "result"}
+            self.renderer,
+            {root.axis: "at"},
+            dims,
+            self.shape,
+            self.outer,
+            {0: "before" if root.exclusive else "result"},
         )
-        value = f"({scope.value(cast(root.value, root.accumulate))}) + tl.zeros({self.shape}, {self.type})"
+        scanned = cast(root.value, root.accumulate)
+        value = scope.value(scanned)
         if mask is not None:
-            value = f"tl.where({mask}, {value}, tl.full((), {self._identity}, {self.type}))"
+            value = f"tl.where({mask}, {value}, tl.full({self.shape}, {self._identity}, {self.type}))"
+        elif scanned.op == "const":
+            value = f"({value}) + tl.zeros({self.shape}, {self.type})"
+        else:
+            value = f"tl.broadcast_to({value}, {self.shape})"
         code.line(f"value = ({value}).to({self.type})")
         reverse = ", reverse=True" if root.reverse else ""
         if root.exclusive:
@@ -158,11 +168,11 @@ class _Scan:
             sign = "+" if root.function == "sum" else "*"
             for name in ("before", "result") if root.exclusive else ("result",):
                 code.line(f"{name} = (carry {sign} {name}).to({self.type})")
-            # The sum of one number and of what changes no number: -0.0, not 0.0.
+            # The last of a row: what is left of it beside numbers that change nothing.
             edge = 0 if root.reverse else self.piece - 1
-            nothing = "-0.0" if register_dtype(root.accumulate).is_float else "0"
-            last = f"tl.where(({span}) == {edge}, result, tl.full((), {nothing}, {self.type}))"
-            code.line(f"carry = tl.sum({last}, axis=1, keep_dims=True).to({self.type})")
+            last = f"tl.where(({span}) == {edge}, result, tl.full((), {self._identity}, {self.type}))"
+            fold = "tl.sum({}, axis=1" if root.function == "sum" else "tl.reduce({}, 1, multiply"
+            code.line(f"carry = {fold.format(last)}, keep_dims=True).to({self.type})")
         for store in self.kernel.stores:
             scope.store(store)
 
