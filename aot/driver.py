@@ -28,6 +28,7 @@ from aot.program import Program
 from aot.target import Target
 from aot.text import print_graph
 from aot.transforms.bind_shapes import bind_shapes
+from aot.transforms.convert_io import convert_io
 from aot.views import VIEW_OPS
 
 Progress = Callable[[str, str], None]
@@ -188,6 +189,8 @@ def resolve_targets(options: CompileOptions) -> list[tuple[Backend, Target]]:
             target = backend.target(each)
             if options.exact:
                 target = replace(target, features=target.features | {"exact"})
+            if options.precision == "tf32" and "tf32" in backend.precisions:
+                target = replace(target, features=target.features | {"tf32"})
             if all(target.name != known.name for _, known in found):
                 found.append((backend, target))
     return found
@@ -196,13 +199,14 @@ def resolve_targets(options: CompileOptions) -> list[tuple[Backend, Target]]:
 def _blocks(graph: Graph, context: Context) -> tuple[Graph, FlowChart | None, Sequence[Graph], Context]:
     """The graph, and the graphs that passes may work on: itself, or where it has control, its blocks.
 
-    Dimensions are bound before it is cut, since what lies between the blocks has sizes too.
+    Dimensions are bound and the types of inputs and outputs are set before it is cut, since what lies between the
+    blocks has types too.
     """
     if not has_control(graph):
         return graph, None, (graph,), context
-    graph = PassManager((bind_shapes,), context).run(graph)
+    graph = PassManager((bind_shapes, convert_io), context).run(graph)
     chart = partition(graph)
-    return graph, chart, chart.blocks, replace(context, options=replace(context.options, dims=()))
+    return graph, chart, chart.blocks, replace(context, options=replace(context.options, dims=(), io_dtype="model"))
 
 
 def _run(passes: Sequence[Pass], context: Context, stage: str, tell: Progress, graph: Graph) -> Graph:
@@ -291,6 +295,10 @@ def _meta(
         "notes": list(report.notes),
         **({"operators": operators} if operators else {}),
         "options": options.to_json(),
+        "precisions": {
+            target.name: options.precision if options.precision in backend.precisions else "fp32"
+            for backend, target in targets
+        },
         "source": {
             "digest": info.digest,
             "node_count": info.node_count,

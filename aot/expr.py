@@ -157,7 +157,14 @@ def cast(value: Expr, dtype: DType) -> Expr:
         return value
     if value.op == "const":
         return const(value.payload, dtype)
+    if value.op == "cast" and value.args[0].dtype == dtype and _holds(value.dtype, dtype):
+        return value.args[0]
     return Expr("cast", (value,), dtype)
+
+
+def _holds(wide: DType, narrow: DType) -> bool:
+    """Whether one float type has every value of another."""
+    return wide.is_float and narrow.is_float and wide.bits >= 2 * narrow.bits and wide.bits >= 32
 
 
 def select(condition: Expr, if_true: Operand, if_false: Operand) -> Expr:

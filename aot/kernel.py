@@ -84,7 +84,8 @@ class ContractRoot:
     """acc[batch…, m, n] = sum over k of a × b, accumulated in `accumulate`.
 
     `batch`, `m`, `n`, `k` are axis numbers. `a` and `b` are Exprs over these axes: usually a plain
-    load (then the emitter may stream or pack it), else a fused prologue.
+    load (then the emitter may stream or pack it), else a fused prologue. They may be of a 16-bit type each, or
+    one of a 16-bit type and one of `accumulate`.
     """
 
     batch: tuple[int, ...]
@@ -103,6 +104,7 @@ class WindowRoot:
     Logical NC… order; the operand types' layouts say NHWC. `x`, `w`: operand numbers (inputs).
     Reads outside the input are zero; x's layout has a halo of at least `pads`, so no check is needed.
     `groups` as in ONNX; depthwise is groups == channels. Domain axes: n, o, spatial….
+    `operand`: the type that x and w are converted to before they are multiplied; None: both have one already.
     """
 
     x: int
@@ -112,6 +114,7 @@ class WindowRoot:
     pads: tuple[tuple[int, int], ...]
     groups: int
     accumulate: DType
+    operand: DType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ class AttendRoot:
     `q` [B,H,S,D], `k` [B,Hkv,T,D], `v` [B,Hkv,T,Dv]: operand numbers; any strides. H is a multiple
     of Hkv. `mask`: an additive Expr over axes b, h, s, t (t is the axis number `t`), or None.
     `causal`: position s sees t <= s + (T - S). A row whose every score is -inf gives NaN, as softmax does,
-    or 0 under `zero_empty`.
+    or 0 under `zero_empty`. `operand`: as in WindowRoot, of q, k and v.
     """
 
     q: int
@@ -133,6 +136,7 @@ class AttendRoot:
     causal: bool
     accumulate: DType
     zero_empty: bool = False
+    operand: DType | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -249,10 +249,11 @@ class _Lowering:
         if node.op == "conv":
             spatial = operands[0].type.rank - 2
             pads = ints_attr(node.attrs, "pads")
+            (x, w), operand = self._inputs(operands[:2], node)
             return WindowRoot(
-                self._input(operands[0], node), self._input(operands[1], node), ints_attr(node.attrs, "strides"),
-                ints_attr(node.attrs, "dilations"), tuple((pads[i], pads[spatial + i]) for i in range(spatial)),
-                int_attr(node.attrs, "groups"), accumulate,
+                x, w, ints_attr(node.attrs, "strides"), ints_attr(node.attrs, "dilations"),
+                tuple((pads[i], pads[spatial + i]) for i in range(spatial)), int_attr(node.attrs, "groups"), accumulate,
+                operand,
             )  # fmt: skip
         if node.op == "attention":
             return self._attend(node, accumulate)
@@ -274,7 +275,8 @@ class _Lowering:
         m, n = expr.axis(batch), expr.axis(batch + 1)
         return ContractRoot(
             tuple(range(batch)), batch, batch + 1, len(self.axes) - 1,
-            self.pull(a, (*batch_indices(a), m, k)), self.pull(b, (*batch_indices(b), k, n)), accumulate,
+            _narrowest(self.pull(a, (*batch_indices(a), m, k))), _narrowest(self.pull(b, (*batch_indices(b), k, n))),
+            accumulate,
         )  # fmt: skip
 
     def _attend(self, node: Node, accumulate: DType) -> AttendRoot:
@@ -289,16 +291,39 @@ class _Lowering:
             if mask.dtype.is_bool:
                 mask = expr.select(mask, expr.const(0.0, accumulate), expr.const(-math.inf, accumulate))
             mask = expr.cast(mask, accumulate)
+        (queries, keys, values), operand = self._inputs((q, k, v), node)
         return AttendRoot(
-            self._input(q, node), self._input(k, node), self._input(v, node), len(self.axes) - 1,
-            float_attr(node.attrs, "scale"), mask, bool(node.attrs["causal"]), accumulate,
-            bool(node.attrs["zero_empty"]),
+            queries, keys, values, len(self.axes) - 1, float_attr(node.attrs, "scale"), mask,
+            bool(node.attrs["causal"]), accumulate, bool(node.attrs["zero_empty"]), operand,
         )  # fmt: skip
 
-    def _input(self, value: Value, node: Node) -> int:
-        if value not in self.inputs:
-            raise CompilerError("an operand of a root must be an input of its kernel", where=node.where)
-        return self.inputs[value]
+    def _inputs(self, values: Sequence[Value], node: Node) -> tuple[list[int], DType | None]:
+        """The kernel's inputs that are the operands of a root, and the type that all are converted to, if any is.
+
+        Each is an input, or one through casts: that it is rounded to 16 bits on the way, if all are, is the type.
+        """
+        numbers: list[int] = []
+        types: set[DType] = set()
+        for value in values:
+            passed = [value.type.dtype]
+            while value not in self.inputs:
+                cast = self.body.producer.get(value)
+                if cast is None or cast.op != "cast" or not cast.operands[0].type.dtype.is_float:
+                    raise CompilerError("an operand of a root must be an input of its kernel", where=node.where)
+                (value,) = cast.operands
+                passed.append(value.type.dtype)
+            numbers.append(self.inputs[value])
+            types.add(min(reversed(passed), key=lambda dtype: dtype.bits))
+        if all(value in self.inputs for value in values):
+            return numbers, None
+        return numbers, types.pop() if len(types) == 1 else values[0].type.dtype
+
+
+def _narrowest(value: Expr) -> Expr:
+    """A factor of a product without a cast from a 16-bit type: products of these are exact in the accumulator's."""
+    if value.op == "cast" and value.dtype == dtypes.F32 and value.args[0].dtype in (dtypes.F16, dtypes.BF16):
+        return value.args[0]
+    return value
 
 
 def _broadcast(indices: tuple[Expr, ...], type_: TensorType) -> tuple[Expr, ...]:

@@ -16,9 +16,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from aot.dtypes import BF16, F16, DType
 from aot.errors import OptionError
 
-PRECISIONS = ("fp32",)
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+IO_DTYPES: Mapping[str, DType | None] = {"model": None, "fp16": F16, "bf16": BF16}
 WEIGHTS = ("embedded", "external", "none")
 Binding = tuple[tuple[str, int], ...]  # what one variant fixes: (dimension name, extent), sorted
 
@@ -46,7 +48,9 @@ class CompileOptions:
     `overridable`: initializers that become inputs; "all": every one that the model also declares as an input.
     `trust_pickle`: read weights of a .pt2 file that only a pickle holds, which can run code.
     `variants`: one specialized program each, tried in this order before the general one.
-    `precision`: of float arithmetic; "fp32".
+    `precision`: of float32 arithmetic, on backends that have it: "fp32" multiplies as IEEE says, "tf32" with 10 bits of
+    mantissa, "fp16" and "bf16" also store activations and weights so; sums, reductions and elementwise ops are in f32.
+    `io_dtype`: of float32 inputs, outputs and state: "model" leaves them, "fp16" and "bf16" convert them.
     `exact`: forbid reassociation and fused multiply-add across ops.
     `weights`: where packed constants live; "embedded", "external" or "none".
     `strip_debug`: leave IR text and kernel sources out.
@@ -67,6 +71,7 @@ class CompileOptions:
     trust_pickle: bool = False
     variants: tuple[Binding, ...] = ()
     precision: str = "fp32"
+    io_dtype: str = "model"
     exact: bool = False
     weights: str = "embedded"
     strip_debug: bool = False
@@ -94,6 +99,8 @@ class CompileOptions:
             raise OptionError(f"a target is given twice: {', '.join(self.targets)}")
         if self.precision not in PRECISIONS:
             raise OptionError(f"unknown precision {self.precision!r}", hint=f"Known: {', '.join(PRECISIONS)}.")
+        if self.io_dtype not in IO_DTYPES:
+            raise OptionError(f"unknown io dtype {self.io_dtype!r}", hint=f"Known: {', '.join(IO_DTYPES)}.")
         if self.weights not in WEIGHTS:
             raise OptionError(f"unknown weights mode {self.weights!r}", hint=f"Known: {', '.join(WEIGHTS)}.")
         if self.bisect is not None and self.bisect < 0:

@@ -46,6 +46,11 @@ class BackendInfo(Protocol):
         """Whether sliding windows read zeros around their input; else they check their places."""
         ...
 
+    @property
+    def precisions(self) -> frozenset[str]:
+        """The precisions of float arithmetic that it has; see CompileOptions."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -110,6 +115,11 @@ class Context:
 
     def __post_init__(self) -> None:
         self.rewrites.limit = self.options.bisect
+
+    @property
+    def has_halos(self) -> bool:
+        """Whether sliding windows of the backend read zeros around their input."""
+        return self.backend is None or self.backend.has_halos
 
     def allow(self, rule: str, where: str = "") -> bool:
         """Asked before a rewrite fires: counts it, and says no when it is disabled or beyond --bisect."""
@@ -204,7 +214,7 @@ class PassManager:
         """
         if until and until not in {item.name for item in self.passes}:
             raise OptionError(f"no pass {until!r} in the list", hint=f"Passes: {', '.join(unique_names(self.passes))}.")
-        verify(graph)
+        verify(graph, has_halos=self.context.has_halos)
         self.dump("input", graph)
         for item, label in _labelled(self.passes):
             graph = self._step(item, label, graph)
@@ -232,7 +242,7 @@ class PassManager:
                     raise CompilerError(
                         f"it promises level {item.gives.name.lower()} and gave {result.level.name.lower()}"
                     )
-                verify(result)
+                verify(result, has_halos=self.context.has_halos)
             elif item.gives != item.takes:
                 raise CompilerError(f"it promises level {item.gives.name.lower()} and returned its input")
         except Exception as error:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from aot.passes import Pass
 from aot.transforms.bind_shapes import bind_shapes
+from aot.transforms.convert_io import convert_io
 from aot.transforms.decompose import decompose
 from aot.transforms.dedupe import dedupe
 from aot.transforms.flush_subnormals import flush_subnormals
 from aot.transforms.fold import fold
 from aot.transforms.fuse import fuse
 from aot.transforms.layout import assign_layouts
+from aot.transforms.narrow import narrow
 from aot.transforms.normalize import normalize
 from aot.transforms.order import order
 from aot.transforms.place import finish_layouts, reuse_in_place
@@ -23,6 +25,7 @@ from aot.transforms.state import settle_state
 
 CORE_PASSES: tuple[Pass, ...] = (
     bind_shapes,
+    convert_io,  # first, so that all others see the types that the artifact has  [tests/passes/test_convert_io.py]
     roll,  # before fold, which makes the first step, whose state is zero, unlike the others  [tests/torch/test_roll.py]
     fold,
     normalize,
@@ -44,6 +47,7 @@ CORE_PASSES: tuple[Pass, ...] = (
 TARGET_PASSES: tuple[Pass, ...] = (
     assign_layouts,  # before fuse: it inserts copies, which fuse into their neighbours
     fuse,
+    narrow,  # before settle_state: a cache that is read without its cast is read before it is overwritten
     settle_state,  # before order, which keeps readers of state before its writers  [tests/torch/test_state.py]
     order,  # before finish_layouts: placement is paid for by the order
     finish_layouts,

@@ -6,8 +6,8 @@ What each level allows:
   FUSED    `kernel` nodes, whose one region is a CORE graph with the node's inputs and outputs, ops of
            kind VIEW, and `concat` whose operands are written into place.
   ORDERED  as FUSED, with final layouts: views really move no bytes, operands of a concat lie in the
-           whole, the input of a convolution has a halo of at least the padding, and what a kernel
-           overwrites (`in_place`) nobody reads afterwards.
+           whole, the input of a convolution has a halo of at least the padding where the target's windows
+           have one, and what a kernel overwrites (`in_place`) nobody reads afterwards.
 At every level: each value is defined once and before its uses; constants agree with their values;
 layouts are sane; the graph's own inputs and outputs are row-major; one symbol has one name.
 """
@@ -36,10 +36,20 @@ class VerifyError(CompilerError):
         self.node = node
 
 
-def verify(graph: Graph) -> None:
-    """Raises VerifyError, naming the user's node and the rule, if the graph breaks a rule of its level."""
+def verify(graph: Graph, *, has_halos: bool = True) -> None:
+    """Raises VerifyError, naming the user's node and the rule, if the graph breaks a rule of its level.
+
+    `has_halos`: whether sliding windows read zeros around their input; else they check their places.
+    """
     _verify_graph(graph, f"graph {graph.name}", outermost=True)
     _verify_symbols(graph)
+    if graph.level is Level.ORDERED and has_halos:
+        for node in graph.nodes:
+            for body in node.regions:
+                outside_type = {value: operand.type for value, operand in zip(body.inputs, node.operands, strict=True)}
+                for part in body.nodes:
+                    if part.op == "conv":
+                        _verify_halo(part, node, outside_type)
 
 
 def _verify_graph(graph: Graph, where: str, outermost: bool) -> None:
@@ -208,11 +218,6 @@ def _verify_kernel(node: Node, level: Level) -> None:
     _verify_graph(body, node.where, outermost=False)
     if body.state:
         raise fail("the body of a kernel has no state")
-    if level is Level.ORDERED:
-        outside_type = {value: operand.type for value, operand in zip(body.inputs, node.operands, strict=True)}
-        for part in body.nodes:
-            if part.op == "conv":
-                _verify_halo(part, node, outside_type)
 
 
 def _verify_in_place(node: Node, level: Level) -> None:

@@ -16,6 +16,7 @@ from aot.cli.common import (
     check_writable,
     common_options,
     note,
+    precision_text,
     print_facts,
     print_json,
     progress,
@@ -27,6 +28,7 @@ from aot.cli.fusion import fusion_of, print_fusion
 from aot.cli.operators import operators_option, operators_text
 from aot.errors import OptionError
 from aot.options import (
+    IO_DTYPES,
     PRECISIONS,
     WEIGHTS,
     CompileOptions,
@@ -77,7 +79,18 @@ class SetType(click.ParamType[tuple[str, Any]]):
 @click.option("--trust-pickle", is_flag=True, help="Read pickled weights of a .pt2 file, which can run code.")
 @click.option("--variant", "variants", multiple=True, type=VariantType(), metavar="NAME=1,8", help="Also specialize.")
 @click.option(
-    "--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True, help="Of float arithmetic."
+    "--precision",
+    type=click.Choice(PRECISIONS),
+    default="fp32",
+    show_default=True,
+    help="On GPUs, of float32.",
+)
+@click.option(
+    "--io-dtype",
+    type=click.Choice(list(IO_DTYPES)),
+    default="model",
+    show_default=True,
+    help="Of float32 inputs, outputs and state.",
 )
 @click.option("--exact", is_flag=True, help="No reassociation, no fused multiply-add across ops.")
 @click.option(
@@ -104,6 +117,7 @@ def command(
     trust_pickle: bool,
     variants: tuple[tuple[str, tuple[int, ...]], ...],
     precision: str,
+    io_dtype: str,
     exact: bool,
     weights: str,
     strip_debug: bool,
@@ -130,6 +144,7 @@ def command(
         trust_pickle=trust_pickle,
         variants=combine_variants(variants),
         precision=precision,
+        io_dtype=io_dtype,
         exact=exact,
         weights=weights,
         strip_debug=strip_debug,
@@ -239,7 +254,9 @@ def build_facts(model: Path, path: Path, artifact: Any, external: str) -> list[t
                 f"{refusals} rewrite{'s' if refusals != 1 else ''}, with reasons: aotc inspect --fusion {path}",
             )
         )
-    programs = ", ".join(f"{p.target}{f' {p.variant}' if p.variant else ''}" for p in artifact.programs)
+    programs = ", ".join(
+        f"{p.target}{f' {p.variant}' if p.variant else ''}{precision_text(meta, p.target)}" for p in artifact.programs
+    )
     facts.append(("artifact", f"{path}, {bytes_text(artifact.size_bytes)}: {programs}"))
     if external:
         facts.append(("external", f"{path.with_name(external)}, {bytes_text(len(artifact.external))}"))

@@ -15,6 +15,7 @@ from aot.cli.common import (
     check_writable,
     common_options,
     plain,
+    precision_text,
     print_facts,
     print_json,
     print_table,
@@ -114,7 +115,7 @@ def overview(path: Path, artifact: Any) -> list[tuple[str, str]]:
         blocks = f"{len(program.parts)} blocks, " if program.flow is not None else ""
         counts = f"{len(program.distinct_kernels)} kernels, {len(program.launches)} steps"
         steps = f"{blocks}{counts}, {bytes_text(program.code_bytes)} of code"
-        facts.append((f"program {number}", f"{program.target}{variant}: {steps}"))
+        facts.append((f"program {number}", f"{program.target}{variant}{precision_text(meta, program.target)}: {steps}"))
     program = artifact.programs[-1]
     facts.append(("inputs", "\n".join(f"{port.name}: {type_text(port.type)}" for port in program.inputs)))
     facts.append(("outputs", "\n".join(f"{port.name}: {type_text(port.type)}" for port in program.outputs)))
@@ -180,6 +181,7 @@ def overview_json(path: Path, artifact: Any) -> dict[str, Any]:
             {
                 "target": program.target,
                 "variant": program.variant,
+                "precision": artifact.meta.get("precisions", {}).get(program.target, "fp32"),
                 "kernels": len(program.distinct_kernels),
                 "steps": len(program.launches),
                 "blocks": len(program.parts) if program.flow is not None else 0,

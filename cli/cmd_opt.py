@@ -15,7 +15,7 @@ from aot.cli.operators import operators_option
 from aot.control import has_control
 from aot.errors import ModelError, OptionError
 from aot.ir import Graph
-from aot.options import CompileOptions, DimRange
+from aot.options import IO_DTYPES, PRECISIONS, CompileOptions, DimRange
 from aot.passes import Context, Pass, PassManager, check_disable, unique_names
 from aot.text import consts_of, parse_graph, print_graph
 
@@ -36,6 +36,8 @@ RULES_COLUMNS = 120  # of the lists of rules
 @click.option("--dim", "dims", multiple=True, type=DimType(), metavar="NAME=LO..HI", help="Bounds of a dimension.")
 @click.option("--target", default="cpu", show_default=True, help="For the passes that ask the target.")
 @click.option("--exact", is_flag=True, help="As for build.")
+@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", help="As for build.")
+@click.option("--io-dtype", type=click.Choice(list(IO_DTYPES)), default="model", help="As for build.")
 @click.option("--weights", type=click.Path(path_type=Path), metavar="MODEL", help="Where a .air file's constants are.")
 @click.option("--block", type=click.IntRange(0), metavar="N", help="Work on one block of a model with control flow.")
 @operators_option
@@ -54,6 +56,8 @@ def command(
     dims: tuple[DimRange, ...],
     target: str,
     exact: bool,
+    precision: str,
+    io_dtype: str,
     weights: Path | None,
     block: int | None,
     operators: tuple[str, ...],
@@ -75,8 +79,9 @@ def command(
 
     click.get_current_context().with_resource(custom.use(operators))
     options = CompileOptions(
-        targets=(target,), dims=dims, disable=disable, bisect=bisect, exact=exact, dump_dir=dump_dir
-    )
+        targets=(target,), dims=dims, disable=disable, bisect=bisect, exact=exact, precision=precision,
+        io_dtype=io_dtype, dump_dir=dump_dir,
+    )  # fmt: skip
     graph = read_graph(model, weights, options)
     if has_control(graph) or block is not None:
         cut = blocks_of(graph)
@@ -88,7 +93,8 @@ def command(
         graph = cut[block]
     passes = choose(PIPELINE, names, start, until, graph)
     check_disable(passes, disable, PIPELINE)
-    context = Context(options=options, target=driver.resolve_targets(options)[0][1])
+    backend, hardware = driver.resolve_targets(options)[0]
+    context = Context(options=options, target=hardware, backend=backend)
     manager = PassManager(passes, context)
     result = manager.run(graph)
     if output is not None:

@@ -12,7 +12,7 @@ from aot.cli.common import DIFFERS, common_options, print_json, print_table, pro
 from aot.cli.feeds import FeedChoice, feed_options, feeds, generic
 from aot.cli.loading import load_model, load_options, open_artifact
 from aot.cli.operators import open_reference, operators_option
-from aot.cli.reference import Comparison, compare
+from aot.cli.reference import Comparison, compare, tolerance, widened
 
 
 class Tolerance(click.FloatRange):
@@ -34,8 +34,8 @@ class Tolerance(click.FloatRange):
     "--against", required=True, type=click.Path(path_type=Path), metavar="MODEL.onnx", help="The source model."
 )
 @feed_options
-@click.option("--rtol", type=Tolerance(), default=1e-3, show_default=True, help="Of float outputs.")
-@click.option("--atol", type=Tolerance(), default=1e-4, show_default=True, help="Of float outputs.")
+@click.option("--rtol", type=Tolerance(), help="Of float outputs. Default: by precision, 0.001 for fp32.")
+@click.option("--atol", type=Tolerance(), help="Of float outputs. Default: by precision, 0.0001 for fp32.")
 @operators_option
 @load_options(None)
 @common_options
@@ -43,8 +43,8 @@ def command(
     artifact: Path,
     against: Path,
     choice: FeedChoice,
-    rtol: float,
-    atol: float,
+    rtol: float | None,
+    atol: float | None,
     operators: tuple[str, ...],
     threads: int | None,
     target: str | None,
@@ -55,7 +55,7 @@ def command(
     A model with custom operators that ONNX Runtime does not know is run by aotc's reference interpreter.
     FILES: .npz files with arrays by input name, or .npy files for a model of one input; without any the
     inputs are random. Floats agree where |difference| <= atol + rtol * |expected|; integers and booleans must be equal.
-    Exit code 3 if any output differs.
+    In fp16, bf16 and tf32 the default of atol is a share of the output's largest element. Exit code 3 if any differs.
     """
     opened = open_artifact(artifact)
     program = generic(opened.programs)
@@ -63,6 +63,7 @@ def command(
     cases = feeds(program, choice, reference.inputs, reference.defaults)
     model = load_model(artifact, threads, target, weights)
     wanted = {port.name for port in program.inputs}
+    precision = opened.meta.get("precisions", {}).get(model.target, "fp32")
     results: list[tuple[str, list[Comparison]]] = []
     with progress() as tell:
         for what, feed in cases:
@@ -70,26 +71,40 @@ def command(
             # The artifact first: its errors say more.
             found = model.run({name: array for name, array in feed.items() if name in wanted})
             expected = reference.run(feed)
-            results.append((what, [compare(name, found.get(name), expected[name], rtol, atol) for name in expected]))
+            results.append((what, [_compared(name, found, expected[name], precision, rtol, atol) for name in expected]))
     passed = all(comparison.passed for _, comparisons in results for comparison in comparisons)
-    report(results, passed, reference.name, rtol, atol)
+    report(results, passed, reference.name, precision)
     click.get_current_context().exit(0 if passed else DIFFERS)
 
 
-def report(results: list[tuple[str, list[Comparison]]], passed: bool, reference: str, rtol: float, atol: float) -> None:
+def _compared(
+    name: str, found: dict[str, Any], expected: Any, precision: str, rtol: float | None, atol: float | None
+) -> Comparison:
+    """One output within its tolerance; what --io-dtype made 16 bits wide is compared with the float32 it stands for."""
+    got = found.get(name)
+    relative, absolute = tolerance(precision, got, expected, rtol, atol)
+    is_float32 = getattr(expected, "dtype", None) == "float32"
+    return compare(name, widened(got) if is_float32 else got, expected, relative, absolute)
+
+
+def report(results: list[tuple[str, list[Comparison]]], passed: bool, reference: str, precision: str) -> None:
     """Prints one row per output and case, and the verdict."""
+    items = [item for _, comparisons in results for item in comparisons]
+    rtol, atol = (max((getattr(item, name) for item in items), default=0.0) for name in ("rtol", "atol"))
     if wants("json"):
         cases = [
             {"case": what, "outputs": [asdict(item) | {"passed": item.passed} for item in comparisons]}
             for what, comparisons in results
         ]
-        print_json({"passed": passed, "reference": reference, "rtol": rtol, "atol": atol, "cases": cases})
+        document = {"passed": passed, "reference": reference, "precision": precision, "rtol": rtol, "atol": atol}
+        print_json(document | {"cases": cases})
         return
     for what, comparisons in results:
         headings = ("output", "shape", "max error", "relative", "of tolerance", "wrong", "")
         print_table(headings, [_row(item) for item in comparisons], title=what)
     verdict = click.style("agree", fg="green") if passed else click.style("differ", fg="red", bold=True)
-    click.echo(f"{verdict} with {reference} (rtol {rtol:g}, atol {atol:g})")
+    said = "" if precision == "fp32" else f"{precision}: "
+    click.echo(f"{verdict} with {reference} ({said}rtol {rtol:g}, atol {'up to ' if said else ''}{atol:.3g})")
 
 
 def _row(item: Comparison) -> tuple[Any, ...]:

@@ -182,6 +182,12 @@ def bytes_text(count: Any) -> str:
     return ""
 
 
+def precision_text(meta: Mapping[str, Any], target: str) -> str:
+    """ " in fp16" where the programs of an artifact for a target are not in fp32; `meta` is the artifact's."""
+    precision = meta.get("precisions", {}).get(target, "fp32")
+    return "" if precision == "fp32" else f" in {precision}"
+
+
 def seconds_text(seconds: float) -> str:
     """A duration for people, to two or three digits."""
     if seconds < 1e-3:

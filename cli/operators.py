@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aot.cli.common import note
-from aot.cli.reference import Reference, edges_of
+from aot.cli.reference import Reference, edges_of, widened
+from aot.dtypes import F32
 from aot.errors import ModelError, OptionError
 from aot.ir import Array
 
@@ -63,7 +64,9 @@ class Interpreter:
             raise OptionError(f"the model also needs the inputs {', '.join(missing)}")
         graph = next(graph for graph in self._graphs if _holds(graph, feed))
         with custom.use(self._operators):
-            results = evaluate(graph, {name: feed[name] for name in self.inputs})
+            floats = {value.name for value in graph.inputs if value.type.dtype == F32}
+            given = {name: widened(feed[name]) if name in floats else feed[name] for name in self.inputs}
+            results = evaluate(graph, given)
         return dict(zip(self.outputs, results, strict=True))
 
 

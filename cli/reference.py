@@ -55,6 +55,7 @@ class Reference:
         except Exception as error:  # its errors have no common base class
             raise ModelError(f"ONNX Runtime cannot load it: {_first_line(error)}", where=str(path)) from error
         self.inputs = [item.name for item in self._session.get_inputs()]
+        self._floats = {item.name for item in self._session.get_inputs() if item.type == "tensor(float)"}
         self.outputs = [item.name for item in self._session.get_outputs()]
 
     def _with_edges(self, path: Path, edges: Edges) -> bytes:
@@ -77,7 +78,8 @@ class Reference:
             hint = "Compare with the model that the artifact was built from."
             raise OptionError(f"the model also needs the inputs {', '.join(missing)}", hint=hint)
         try:
-            results = self._session.run(None, {name: feed[name] for name in self.inputs})
+            given = {name: widened(feed[name]) if name in self._floats else feed[name] for name in self.inputs}
+            results = self._session.run(None, given)
         except Exception as error:
             reason = f"ONNX Runtime cannot run the model on these inputs: {_first_line(error)}"
             hint = "If they are random, give those that must fit with --input, sizes with --dim, and add --random."
@@ -91,6 +93,11 @@ class Reference:
         return found
 
 
+def widened(array: Any) -> Any:
+    """An array of 16-bit floats as float32; others as they are."""
+    return array.astype(np.float32) if np.asarray(array).dtype.name in _HALVES else array
+
+
 def _tensor(value: Any) -> Any:
     """An output as an artifact gives it: a sequence of maps (ZipMap) is the matrix of their values."""
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
@@ -100,6 +107,31 @@ def _tensor(value: Any) -> Any:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
+
+
+TOLERANCES: Mapping[str, tuple[float, float]] = {
+    "fp32": (1e-3, 1e-4),
+    "tf32": (1e-2, 2e-3),
+    "fp16": (1e-2, 1e-2),
+    "bf16": (5e-2, 5e-2),
+}
+"""(rtol, atol) by precision. Below fp32 errors go with the size of what was added, not of a result near zero: atol is
+then a share of the output's largest element."""
+
+_HALVES = {"float16": "fp16", "bfloat16": "bf16"}
+
+
+def tolerance(
+    precision: str, found: Any, expected: Any, rtol: float | None = None, atol: float | None = None
+) -> tuple[float, float]:
+    """(rtol, atol) of an output: as asked, else from the program's precision and the element type that came out."""
+    given_as = "fp32" if found is None else _HALVES.get(np.asarray(found).dtype.name, "fp32")
+    precision = max(precision, given_as, key=lambda name: TOLERANCES[name])
+    relative, absolute = TOLERANCES[precision]
+    if precision != "fp32":
+        sizes = np.abs(np.asarray(expected, np.float64)) if np.asarray(expected).dtype.kind == "f" else np.zeros(0)
+        absolute *= float(np.max(sizes, initial=0.0, where=np.isfinite(sizes))) or 1.0
+    return relative if rtol is None else rtol, absolute if atol is None else atol
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +150,8 @@ class Comparison:
     wrong: int
     elements: int
     reason: str = ""
+    rtol: float = 0.0
+    atol: float = 0.0
 
     @property
     def passed(self) -> bool:
@@ -127,14 +161,14 @@ class Comparison:
 def compare(name: str, found: Any, expected: Any, rtol: float, atol: float) -> Comparison:
     """Compares two arrays: floats within the tolerance (NaN equals NaN, infinities their like), others exactly."""
     if found is None:
-        return Comparison(name, (), 0.0, 0.0, 0.0, 0, 0, "the artifact has no such output")
+        return Comparison(name, (), 0.0, 0.0, 0.0, 0, 0, "the artifact has no such output", rtol, atol)
     found, expected = np.asarray(found), np.asarray(expected)
     shape = tuple(map(int, found.shape))
     if found.shape != expected.shape or found.dtype != expected.dtype:
         reason = f"{found.dtype}{list(found.shape)}, expected {expected.dtype}{list(expected.shape)}"
-        return Comparison(name, shape, 0.0, 0.0, 0.0, 0, int(found.size), reason)
+        return Comparison(name, shape, 0.0, 0.0, 0.0, 0, int(found.size), reason, rtol, atol)
     if not found.size:
-        return Comparison(name, shape, 0.0, 0.0, 0.0, 0, 0)
+        return Comparison(name, shape, 0.0, 0.0, 0.0, 0, 0, "", rtol, atol)
     exact = found.dtype.kind in "biu"
     with np.errstate(all="ignore"):
         if exact:
@@ -152,4 +186,5 @@ def compare(name: str, found: Any, expected: Any, rtol: float, atol: float) -> C
         relative = float(np.max(np.where(large, difference / np.where(large, size, 1.0), 0.0)))
         ratio = np.where(same, 0.0, difference / limit)
     wrong = int(np.count_nonzero(~same)) if exact else int(np.count_nonzero(~same & ~(difference <= limit)))
-    return Comparison(name, shape, float(np.max(difference)), relative, float(np.max(ratio)), wrong, int(found.size))
+    errors = float(np.max(difference)), relative, float(np.max(ratio))
+    return Comparison(name, shape, *errors, wrong, int(found.size), "", rtol, atol)

@@ -12,6 +12,7 @@ import numpy as np
 
 from aot import expr as e
 from aot.dims import Dim, evaluate
+from aot.dtypes import DType
 from aot.kernel import AttendRoot, ContractRoot, Kernel, ScanRoot, WindowRoot
 
 _REDUCE: dict[str, Callable[..., Any]] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
@@ -136,8 +137,13 @@ class _Run:
             return (np.flip(scan, root.axis) if root.reverse else scan).astype(root.accumulate.numpy)
         return None
 
+    def factor(self, number: int, dtype: DType | None) -> np.ndarray:
+        """An operand of a root, converted to the type in which it is multiplied."""
+        array = np.asarray(self.operands[number])
+        return (array if dtype is None else array.astype(dtype.numpy)).astype(np.float64)
+
     def convolution(self, root: WindowRoot) -> Any:
-        x, w = (np.asarray(self.operands[i], np.float64) for i in (root.x, root.w))
+        x, w = (self.factor(i, root.operand) for i in (root.x, root.w))
         x = np.pad(x, [(0, 0), (0, 0), *root.pads])
         out = np.zeros(self.domain)
         per_group_in, per_group_out = x.shape[1] // root.groups, w.shape[0] // root.groups
@@ -153,7 +159,7 @@ class _Run:
         return out.astype(root.accumulate.numpy)
 
     def attention(self, root: AttendRoot) -> Any:
-        q, k, v = (np.asarray(self.operands[i], np.float64) for i in (root.q, root.k, root.v))
+        q, k, v = (self.factor(i, root.operand) for i in (root.q, root.k, root.v))
         repeat = q.shape[1] // k.shape[1]
         k, v = np.repeat(k, repeat, 1), np.repeat(v, repeat, 1)
         scores = root.scale * (q @ np.swapaxes(k, -1, -2))

@@ -102,7 +102,7 @@ class _Assigner:
         self.graph = graph
         self.context = context
         self.wanted = consumer_orders(graph)
-        self.has_halos = context.backend is None or context.backend.has_halos
+        self.has_halos = context.has_halos
         self.halos = _halos_wanted(graph) if self.has_halos else {}
         self.nodes: list[Node] = []
         self.new: dict[Value, Value] = {value: value for value in (*graph.inputs, *graph.consts)}

@@ -43,6 +43,7 @@ class CpuBackend:
     decomposes: frozenset[str] = frozenset()
     has_flows = True
     has_halos = True
+    precisions: frozenset[str] = frozenset({"fp32"})
 
     def target(self, architecture: str) -> Target:
         return isa_of(architecture).target

@@ -46,6 +46,10 @@ class _Attend:
         assert isinstance(self.kernel.root, AttendRoot)
         self.root = self.kernel.root
         self.q, self.k, self.v = (kernel.inputs[number].type for number in (root.q, root.k, root.v))
+        self.operand = root.operand or self.q.dtype
+        self.precision = ""
+        if register_dtype(self.operand) == self.operand:
+            self.precision = f', input_precision="{"tf32" if "tf32" in target.features else "ieee"}"'
         self.dims, self.code = DimTable(), Code(1)
         self.batch, self.heads, self.queries, depth = self.q.shape
         self.groups, self.keys = self.k.shape[1], self.k.shape[2]
@@ -118,8 +122,7 @@ class _Attend:
                     self.depth,
                 )
                 code.line(f"k = {k}")
-                precision = "" if register_dtype(self.q.dtype) != self.q.dtype else ', input_precision="ieee"'
-                code.line(f"scores = tl.dot(q, k{precision}) * {root.scale!r}")
+                code.line(f"scores = tl.dot(q, k{self.precision}) * {root.scale!r}")
                 if root.mask is not None:
                     t_dim = TileDim(frozenset({root.t}), k_mask)
                     places = {1: "head", 2: "query", root.t: "t[None, :]"}
@@ -141,7 +144,7 @@ class _Attend:
                     renderer, self.v, root.v, "sample", "group", "t[:, None]", "w[None, :]", v_mask, width, self.width
                 )
                 code.line(f"v = {v}")
-                code.line(f"acc = tl.dot(weights.to({memory_type(self.v.dtype)}), v, acc * rescale{precision})")
+                code.line(f"acc = tl.dot(weights.to({memory_type(self.operand)}), v, acc * rescale{self.precision})")
                 code.line("largest = new")
             if root.zero_empty:
                 code.line("total = tl.where(total == 0, 1.0, total)")
@@ -162,7 +165,7 @@ class _Attend:
     def _tile_rows(self, rows: Dim) -> int:
         """Rows of a program: many share the keys that they read, few leave no multiprocessor idle."""
         size = 128 if self.depth <= 64 else 64
-        if register_dtype(self.q.dtype) == self.q.dtype:
+        if register_dtype(self.operand) == self.operand:
             size = 32  # in f32 the scores of more do not fit into registers
         heads = typical(self.batch) * typical(self.groups)
         while size > 16 and (typical(rows) <= size // 2 or heads * -(-typical(rows) // size) < self._processors()):
@@ -176,11 +179,12 @@ class _Attend:
         self, renderer: Renderer, type_: TensorType, operand: int, sample: str, head: str, place: str, element: str,
         mask: str | None, padded: int, size: int,
     ) -> str:  # fmt: skip
-        """The load of a tile of an operand at indices given as texts; what lies outside reads as 0."""
+        """A tile of an operand at indices given as texts, as it is multiplied; what lies outside reads as 0."""
         scope = Scope(renderer, {0: sample, 1: head, 2: place, 3: element}, [], "(1, 1)")
         offset = flat_offset(type_, [axis(number) for number in range(4)]).expr()
         masks = [] if mask is None else [mask]
         if padded != size:
             masks.append(f"({element} < {size})")
         address = f"p{operand} + {scope.offset_text(offset)}"
-        return f"tl.load({address}, mask={' & '.join(masks)}, other=0.0)" if masks else f"tl.load({address})"
+        text = f"tl.load({address}, mask={' & '.join(masks)}, other=0.0)" if masks else f"tl.load({address})"
+        return text if type_.dtype == self.operand else f"{text}.to({memory_type(self.operand)})"

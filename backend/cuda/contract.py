@@ -156,7 +156,9 @@ class _Contract:
             waves = -(-count // (processors * together))
             flops = 2 * tile.rows * tile.columns * tile.summed
             # Tensor cores work at full rate on 64 rows or more; f32 goes through the plain units.
-            rate = 256 if operand == F32 else 4096 if tile.rows >= 64 else 512
+            rate = 4096 if tile.rows >= 64 else 512
+            if operand == F32:
+                rate = rate // 2 if "tf32" in self.target.features else 256
             arrival = (500 + step_bytes / 200) / min(tile.stages - 1, 3)
             step = max(flops / rate * together, step_bytes / 56 * together, arrival)
             return waves * (-(-summed // tile.summed) * step + 1600 + tile.rows * tile.columns / 16)
@@ -440,10 +442,10 @@ class _Contract:
 
 
 def _operand_dtype(root: ContractRoot) -> DType:
-    """The type in which both operands are, or the accumulator's."""
+    """The type that both operands are in, or are rounded to; else the accumulator's."""
 
     def of(expr: Expr) -> DType:
-        while expr.op == "cast" and expr.dtype.is_float and expr.args[0].dtype.is_float:
+        while expr.op == "cast" and expr.dtype not in (F16, BF16) and expr.args[0].dtype.is_float:
             expr = expr.args[0]
         return expr.dtype
 

@@ -81,8 +81,8 @@ def _as_product(kernel: Kernel, root: WindowRoot) -> tuple[Kernel, dict[int, Pac
         taps.insert(0, const(0, I64) if extent == 1 else expr.call("mod", rest, dim(extent)))
         rest = rest if extent == 1 else expr.call("floordiv", rest, dim(extent))
     places, tests = _positions(kernel, root, taps)
-    a = _guarded(root.x, x.dtype, (axis(0), channel, *places), tests)
-    b = expr.load(root.w, w.dtype, (axis(1), channel, *taps))
+    a = _operand(root, _guarded(root.x, x.dtype, (axis(0), channel, *places), tests))
+    b = _operand(root, expr.load(root.w, w.dtype, (axis(1), channel, *taps)))
     inputs, packed = list(kernel.inputs), {}
     sizes = tuple(size for size in (w.shape[0], *window, channels) if isinstance(size, int))
     if inputs[root.w].constant and len(sizes) == w.rank and not _is_read_by_stores(kernel, root.w):
@@ -92,10 +92,15 @@ def _as_product(kernel: Kernel, root: WindowRoot) -> tuple[Kernel, dict[int, Pac
             (RecipeStep(RecipeOp.PACK, shape=sizes, coefficients=coefficients),), w.dtype.number, sizes
         )
         inputs[root.w] = replace(inputs[root.w], type=TensorType(w.dtype, (sizes[0], math.prod(sizes[1:]))))
-        b = expr.load(root.w, w.dtype, (axis(1), summed))
+        b = _operand(root, expr.load(root.w, w.dtype, (axis(1), summed)))
     contraction = ContractRoot((), 0, 1, number, a, b, root.accumulate)
     axes = (*kernel.axes, Axis(product((channels, *window)), "k"))
     return replace(kernel, kind=Kind.CONTRACT, axes=axes, inputs=tuple(inputs), root=contraction), packed
+
+
+def _operand(root: WindowRoot, value: Expr) -> Expr:
+    """An element of x or w in the type in which it is multiplied."""
+    return value if root.operand is None else expr.cast(value, root.operand)
 
 
 def _is_read_by_stores(kernel: Kernel, operand: int) -> bool:
@@ -116,10 +121,9 @@ def _as_sums(kernel: Kernel, root: WindowRoot) -> Kernel:
     summed = [axis(first + n) for n in range(len(extents))]
     places, tests = _positions(kernel, root, summed[1:])
     group = expr.call("floordiv", axis(1), dim(outputs // root.groups)) if outputs != root.groups else axis(1)
-    value = expr.cast(
-        _guarded(root.x, x.dtype, (axis(0), group * channels + summed[0], *places), tests), root.accumulate
-    )
-    value = value * expr.cast(expr.load(root.w, w.dtype, (axis(1), *summed)), root.accumulate)
+    place = (axis(0), group * channels + summed[0], *places)
+    value = expr.cast(_operand(root, _guarded(root.x, x.dtype, place, tests)), root.accumulate)
+    value = value * expr.cast(_operand(root, expr.load(root.w, w.dtype, (axis(1), *summed))), root.accumulate)
     for n in reversed(range(len(extents))):
         value = expr.reduce("sum", first + n, value)
 

@@ -110,6 +110,7 @@ class FakeModel:
         self.offset = offset
 
     state: tuple[Any, ...] = ()
+    target = "cpu:x86-64-v3"
 
     def new_state(self) -> dict[str, Any]:
         return {}
