@@ -48,6 +48,8 @@ def verify(graph: Graph, *, has_halos: bool = True) -> None:
             for body in node.regions:
                 outside_type = {value: operand.type for value, operand in zip(body.inputs, node.operands, strict=True)}
                 for part in body.nodes:
+                    if part.op == "cast" and part.operands[0] in outside_type:  # read as it lies, converted on the way
+                        outside_type[part.output] = outside_type[part.operands[0]]
                     if part.op == "conv":
                         _verify_halo(part, node, outside_type)
 

@@ -79,7 +79,7 @@ class _Narrowing:
         self.graph = graph
         self.context = context
         self.half = half
-        self.nature: dict[Value, Nature] = {value: Nature.DATA for value in graph.inputs}
+        self.nature: dict[Value, Nature] = {v: Nature.DATA for v in graph.inputs if v.type.dtype.is_float}
         self.huge: set[Value] = set()  # may hold numbers that are no f16, such as those of a mask
         self.products: set[Node] = set()  # nodes in kernels whose operands are rounded
         # Constants that products may read: in 16 bits, or None where they do not fit; and those that are no weights.
@@ -225,6 +225,7 @@ class _Narrowing:
     def _why_not(self, members: Sequence[Value]) -> str | None:
         """Why the values of a group stay f32, or None."""
         fixed = {*self.graph.inputs, *self.graph.outputs}
+        is_small = all(typical(value.type.elements) < SMALL_ELEMENTS for value in members)
         for value in members:
             if value.type.dtype != F32 or value in fixed:
                 return "an input, an output, or of another type"
@@ -235,23 +236,18 @@ class _Narrowing:
                     return "a constant with other uses"
                 continue
             node = self.graph.producer[value]
-            if node.op == "kernel":
-                reason = self._why_not_made(node, value)
+            if node.op == "kernel" and _widened(node, self.half) is None:  # else it was 16 bits wide
+                reason = "small" if is_small else self._why_not_made(node, value)
                 if reason is not None:
                     return reason
         return None
 
     def _why_not_made(self, node: Node, value: Value) -> str | None:
-        if _widened(node, self.half) is not None:
-            return None  # was 16 bits wide
         if self.nature[value] is not Nature.ACTIVE:
             return "no activation"
         if node.attrs["kind"] in _WIDE_KINDS:
             return f"the result of a {node.attrs['kind']}"
-        elements = typical(value.type.elements)
-        if elements < SMALL_ELEMENTS:
-            return "small"
-        if elements < max(typical(other.type.elements) for other in node.outputs):
+        if typical(value.type.elements) < max(typical(other.type.elements) for other in node.outputs):
             return "a row statistic"
         return "beyond the range of f16" if value in self.huge else None
 

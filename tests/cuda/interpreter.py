@@ -17,7 +17,7 @@ from aot import dims as dimension
 from aot import recipe
 from aot.backend.base import Emitted
 from aot.backend.cuda.compile import module_text
-from aot.dtypes import from_numpy
+from aot.dtypes import BF16, from_numpy
 from aot.ir import TensorType, const_of
 from aot.kernel import Kernel
 from aot.program import Source
@@ -40,6 +40,20 @@ def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprec
 
 
 interpreter.InterpreterBuilder.create_dot = _dot
+_NATIVE_CONVERT = interpreter._convert_float
+
+
+def _convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+    """f32 to bf16, which the interpreter cuts off where a GPU rounds."""
+    import triton.language as tl
+
+    if (source, target, rounding) == (tl.float32, tl.bfloat16, None):
+        with np.errstate(all="ignore"):
+            return np.asarray(data).view(np.float32).astype(BF16.numpy).view(np.uint16)
+    return _NATIVE_CONVERT(data, source, target, rounding)
+
+
+interpreter._convert_float = _convert
 _FOLDER = Path(tempfile.mkdtemp(prefix="aot-triton-"))
 _LOADED: dict[str, Any] = {}
 
