@@ -7,9 +7,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from aot.runtime._library import prefix
+from aot.runtime._machine import Machine, target_rank, this_machine
 from aot.runtime._model import DimSpec, Model, ProgramSpec, StateSpec, TensorSpec
 
-__all__ = ["DimSpec", "Model", "ProgramSpec", "StateSpec", "TensorSpec", "load", "prefix", "target_supported"]
+__all__ = [
+    "DimSpec",
+    "Machine",
+    "Model",
+    "ProgramSpec",
+    "StateSpec",
+    "TensorSpec",
+    "load",
+    "prefix",
+    "target_rank",
+    "target_supported",
+    "this_machine",
+]
 
 
 def load(
@@ -30,7 +43,7 @@ def load(
     """Loads an artifact from a path or from its bytes.
 
     `threads`: how many a run uses, unless it has too little to do; by default the CPUs that this process may use.
-    `target`: run this target's code; by default the first that this machine supports.
+    `target`: run this target's code; by default what fits this machine best.
     `weights`: for artifacts built without them, the arrays by name, or the path of the external file.
     `verify_weights`: refuse weights that differ from those of the build.
     `map_weights`: use the mapped file instead of a copy in huge pages: less memory, often slower.

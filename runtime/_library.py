@@ -165,6 +165,18 @@ class RunOptions(ctypes.Structure):
     )
 
 
+class MachineInfo(ctypes.Structure):
+    """aot_machine"""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("cpu_level", _I32),
+        ("capability", _I32),
+        ("driver", _I32),
+        ("reserved", _I32),
+    )
+
+
 class DimValue(ctypes.Structure):
     """aot_dim_value"""
 
@@ -175,6 +187,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "aot_version": (_TEXT, ()),
     "aot_status_name": (_TEXT, (_I32,)),
     "aot_target_supported": (_I32, (_TEXT,)),
+    "aot_this_machine": (None, (_I32, _POINTER)),
+    "aot_target_rank": (_I32, (_TEXT, _I32, _POINTER, _TEXT, ctypes.c_size_t)),
     "aot_default_thread_count": (_U32, ()),
     "aot_model_load_file": (_I32, (_TEXT, _POINTER, _POINTER, _POINTER)),
     "aot_model_load_memory": (_I32, (_POINTER, ctypes.c_size_t, _POINTER, _POINTER, _POINTER)),

@@ -14,6 +14,8 @@ class Architecture:
     """One compute capability, with a device of it in mind. `capability` is ten times its number.
 
     `driver`: CUDA's version of the oldest driver that knows it and takes code of the assembler of CUDA 12.
+    `ptx`: ten times the version of PTX of an architecture whose kernels stay text, which the driver compiles for the
+    device that it finds, this one or a newer one; 0: they are machine code.
     """
 
     name: str
@@ -22,6 +24,7 @@ class Architecture:
     driver: int
     features: frozenset[str]
     numbers: Mapping[str, float] = field(hash=False)
+    ptx: int = 0
 
     @property
     def target(self) -> Target:
@@ -43,6 +46,25 @@ def _numbers(
     }
 
 
+PTX = 80
+"""Ten times the version of PTX in which texts are: the oldest that has all that the kernels use."""
+
+PTX_DRIVERS: Mapping[int, int] = {
+    80: 12000,
+    81: 12010,
+    82: 12020,
+    83: 12030,
+    84: 12040,
+    85: 12050,
+    86: 12070,
+    87: 12080,
+    88: 12090,
+}
+"""The oldest driver, as CUDA's version, that knows a version of PTX (its manual's release notes)."""
+
+_ANY = _numbers(132, 101376, 1.8, 312, 30, 48)
+"""Of a device that is not built yet: the least shared memory that any of 8.0 and above has, else middling."""
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     each.name: each
     for each in (
@@ -57,6 +79,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "sm_100a", 100, "B200", 12080, frozenset({"fp8", "programmatic_launch"}),
             _numbers(148, 232448, 7.7, 2250, 75, 126),
         ),
+        Architecture("compute_80", 80, "any newer", PTX_DRIVERS[PTX], frozenset(), _ANY, PTX),
+        Architecture("compute_90", 90, "any newer", PTX_DRIVERS[PTX], frozenset({"programmatic_launch"}), _ANY, PTX),
     )
 }  # fmt: skip
 

@@ -1,8 +1,8 @@
-"""From Triton texts to cubins, in processes of their own, through a content-addressed cache; needs no GPU.
+"""From Triton texts to cubins or PTX, in processes of their own, through a content-addressed cache; needs no GPU.
 
 The same texts give the same bytes on every machine: line information, which holds paths, is off, and the assembler
-is the one that comes with Triton and knows the architecture. The blob of a program is the cubins one after the other;
-`Image` says where each lies and what its launch needs.
+is the one that comes with Triton and knows the architecture. The blob of a program is the cubins (or texts) one after
+the other; `Image` says where each lies and what its launch needs.
 """
 
 from __future__ import annotations
@@ -79,14 +79,15 @@ def build(
     sources: Sequence[tuple[str, str]], architecture: Architecture, is_exact: bool, cache_dir: Path | None, jobs: int
 ) -> Built:
     """Compiles (symbol, text) pairs. Raises CompilerError with Triton's message where one does not compile."""
-    version = f"{triton_version()} {assembler_version()}"
+    version = f"{triton_version()} {assembler_version()} {architecture.ptx}"
+    suffix = ".ptx" if architecture.ptx else ".cubin"
     folder = None if cache_dir is None else cache_dir / "cuda" / architecture.name
     with tempfile.TemporaryDirectory(prefix="aotc-") as work:
         wanted: list[tuple[str, str, Path]] = []
         paths: list[Path] = []
         for number, (symbol, source) in enumerate(sources):
             key = hashlib.sha256("\0".join((version, architecture.name, str(is_exact), symbol, source)).encode())
-            name = f"{key.hexdigest()}.cubin"
+            name = f"{key.hexdigest()}{suffix}"
             path = Path(work) / f"{number}-{name}"
             if folder is not None:
                 kept = folder / name[:2] / name
@@ -100,10 +101,10 @@ def build(
         images: dict[str, Image] = {}
         blob = bytearray()
         for (symbol, _), path in zip(sources, paths, strict=True):
-            cubin, facts = path.read_bytes(), json.loads(path.with_suffix(".json").read_text())
+            image, facts = path.read_bytes(), json.loads(path.with_suffix(".json").read_text())
             blob += b"\0" * (-len(blob) % IMAGE_ALIGN_BYTES)
-            images[symbol] = Image(len(blob), len(cubin), **facts)
-            blob += cubin
+            images[symbol] = Image(len(blob), len(image), **facts)
+            blob += image
             if folder is not None and path.parent == Path(work):
                 _keep(path, folder)
     return Built(bytes(blob), images, architecture.driver)
@@ -114,7 +115,7 @@ def _keep(path: Path, folder: Path) -> None:
     target = folder / name[:2] / name
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        for suffix in (".json", ".cubin"):
+        for suffix in (".json", path.suffix):
             aside = target.with_name(f"{name}.{os.getpid()}{suffix}")
             aside.write_bytes(path.with_suffix(suffix).read_bytes())
             os.replace(aside, target.with_suffix(suffix))
@@ -135,6 +136,7 @@ def _compile(
             json.dumps(
                 {
                     "capability": architecture.capability,
+                    "ptx": architecture.ptx,
                     "programmatic": "programmatic_launch" in architecture.features,
                     "exact": is_exact,
                     "kernels": [

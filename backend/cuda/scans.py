@@ -1,6 +1,6 @@
 """SCAN_AXIS kernels: a running sum or product along one axis.
 
-A program owns a few rows and walks them in pieces, from the end where the scan is reversed. A piece is scanned as a
+A program owns a few rows and walks them in pieces, backwards where the scan is reversed. A piece is scanned as a
 block, and what came before it is joined to it: the order of operations follows from shapes alone.
 """
 
@@ -11,7 +11,7 @@ import math
 from aot import dims as dimension
 from aot.backend.affine import affine_of
 from aot.backend.base import Emitted
-from aot.backend.cuda.code import Code, DimTable, register_type
+from aot.backend.cuda.code import Code, DimTable, register_dtype, register_type
 from aot.backend.cuda.frame import Tiling, finish, power_of_two
 from aot.backend.cuda.render import Renderer, Scope, TileDim
 from aot.backend.nest import assumed_extent, flatten, loads_of, work_of
@@ -28,7 +28,7 @@ ELEMENTS = 1024
 """Of a program, where there are enough rows."""
 
 ACROSS = 64
-"""Steps of a piece whose neighbours in memory belong to different rows."""
+"""Steps of a piece whose neighbours in memory belong to different rows; half of it where elements have 8 bytes."""
 
 
 def emit_scan(kernel: Kernel, target: Target) -> Emitted:
@@ -63,7 +63,8 @@ class _Scan:
         self.piece = power_of_two(max(extent, 1)) if fits and isinstance(extent, int) else PIECE
         if self._runs_across():
             self.units = min(32, power_of_two(count))
-            self.piece = min(self.piece, ACROSS)
+            wide = register_dtype(self.root.accumulate).itemsize_bytes > 4
+            self.piece = min(self.piece, ACROSS // 2 if wide else ACROSS)
         else:
             enough = power_of_two(max(count // (2 * self.multiprocessors), 1))
             self.units = max(min(ELEMENTS // self.piece, enough), 1)
@@ -124,26 +125,26 @@ class _Scan:
         code, extent = self.code, self.dims.text(self.extent)
         code.line(f"carry = tl.full(({self.units}, 1), {self._identity}, {self.type})")
         with code.block(f"for step in range(0, {extent}, {self.piece})"):
-            start = "step"
-            if self.root.reverse:
-                code.line(f"start = ({extent} - 1) // {self.piece} * {self.piece} - step")
-                start = "start"
-            self._piece(start)
+            self._piece("step")
 
     def _piece(self, start: str) -> None:
         """Scans a piece of the rows and stores what comes of it."""
         code, root = self.code, self.root
         span = f"tl.arange(0, {self.piece})[None, :]"
-        code.line(f"at = {self.renderer.index(span if start == '0' else f'{start} + {span}')}")
+        code.line(f"place = {self.renderer.index(span if start == '0' else f'({start} + {span})')}")
         mask = None
         if not (isinstance(self.extent, int) and self.extent and self.extent % self.piece == 0):
             mask = "inside"
-            code.line(f"inside = at < {self.dims.text(self.extent)}")
+            code.line(f"inside = place < {self.dims.text(self.extent)}")
+        at = "place"
+        if root.reverse:
+            code.line(f"at = {self.dims.text(self.extent)} - 1 - place")
+            at = "at"
         dims = [*self.outer.dims, TileDim(frozenset({root.axis}), mask)]
         # Not `inner`: the result has a value here only.
         scope = Scope(
             self.renderer,
-            {root.axis: "at"},
+            {root.axis: at},
             dims,
             self.shape,
             self.outer,
@@ -158,19 +159,17 @@ class _Scan:
         else:
             value = f"tl.broadcast_to({value}, {self.shape})"
         code.line(f"value = ({value}).to({self.type})")
-        reverse = ", reverse=True" if root.reverse else ""
         if root.exclusive:
             none = f"tl.full({self.shape}, {self._identity}, {self.type})"
-            code.line(f"before, result = tl.associative_scan(({none}, value), 1, exclusive_{root.function}{reverse})")
+            code.line(f"before, result = tl.associative_scan(({none}, value), 1, exclusive_{root.function})")
         else:
-            code.line(f"result = tl.cum{root.function}(value, axis=1{reverse}).to({self.type})")
+            code.line(f"result = tl.cum{root.function}(value, axis=1).to({self.type})")
         if not self.is_whole:
             sign = "+" if root.function == "sum" else "*"
             for name in ("before", "result") if root.exclusive else ("result",):
                 code.line(f"{name} = (carry {sign} {name}).to({self.type})")
             # The last of a row: what is left of it beside numbers that change nothing.
-            edge = 0 if root.reverse else self.piece - 1
-            last = f"tl.where(({span}) == {edge}, result, tl.full((), {self._identity}, {self.type}))"
+            last = f"tl.where(({span}) == {self.piece - 1}, result, tl.full((), {self._identity}, {self.type}))"
             fold = "tl.sum({}, axis=1" if root.function == "sum" else "tl.reduce({}, 1, multiply"
             code.line(f"carry = {fold.format(last)}, keep_dims=True).to({self.type})")
         for store in self.kernel.stores:

@@ -1,4 +1,4 @@
-"""A process that compiles Triton texts: reads a request file, writes a cubin and its facts for each kernel."""
+"""A process that compiles Triton texts: reads a request file, writes a cubin or PTX and its facts for each kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from aot.backend.cuda.compile import header_of, module_text
+from aot.backend.cuda.compile import assembler, header_of, module_text
+
+PLAIN_CAPABILITY = 80
+"""What kernels that stay text are lowered for: above it Triton uses instructions of single architectures."""
 
 
 def main() -> None:
@@ -23,7 +26,7 @@ def main() -> None:
 
 
 def compile_one(symbol: str, source: str, path: Path, request: dict[str, Any]) -> dict[str, int]:
-    """Writes the cubin of one kernel at `path`; returns what its launch needs (the fields of Image)."""
+    """Writes the cubin or PTX of one kernel at `path`; returns what its launch needs (the fields of Image)."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -41,6 +44,9 @@ def compile_one(symbol: str, source: str, path: Path, request: dict[str, Any]) -
     signature: dict[str, str] = dict(zip(function.arg_names, [*kinds, "constexpr"], strict=True))
     first = len(header["pointers"])
     multiples = [*header["aligned"], *(first + number for number in header["multiples"])]
+    is_text = bool(request["ptx"])
+    if is_text:
+        triton.knobs.runtime.add_stages_inspection_hook = _ending_with_text(request["capability"])
     compiled = triton.compile(
         ASTSource(
             fn=function,
@@ -48,16 +54,18 @@ def compile_one(symbol: str, source: str, path: Path, request: dict[str, Any]) -
             constexprs={(len(kinds),): request["programmatic"]},
             attrs={(number,): [["tt.divisibility", 16]] for number in multiples},
         ),
-        target=GPUTarget("cuda", request["capability"], 32),
+        target=GPUTarget("cuda", PLAIN_CAPABILITY if is_text else request["capability"], 32),
         options={
             "num_warps": header["warps"],
             "num_stages": header["stages"],
             "enable_fp_fusion": not request["exact"],
             "launch_pdl": request["programmatic"],
+            **({"ptx_version": request["ptx"]} if is_text else {}),
         },
     )
     path.write_bytes(compiled.asm["cubin"])
-    registers, spilled = _resources(path, symbol)
+    cubin = _assembled(path, request["capability"]) if is_text else path
+    registers, spilled = _resources(cubin, symbol)
     metadata = compiled.metadata
     return {
         "threads": 32 * metadata.num_warps,
@@ -68,6 +76,32 @@ def compile_one(symbol: str, source: str, path: Path, request: dict[str, Any]) -
         "spilled_bytes": spilled,
         "is_heavy": header["heavy"],
     }
+
+
+def _ending_with_text(capability: int) -> Any:
+    """A hook for Triton's stages: PTX for a capability and all above it, in the place of the cubin."""
+
+    def hook(*given: Any) -> Any:
+        if not given:  # what Triton's own cache has to know
+            return f"text {capability}", f"text {capability}"
+        backend, stages, options = given[:3]
+
+        def text(source: Any, metadata: Any) -> str:
+            made: str = backend.make_ptx(source, metadata, options, capability)
+            return re.sub(r"(?m)^\.target sm_\w+", f".target sm_{capability}", made)
+
+        stages["ptx"] = text
+        stages["cubin"] = lambda source, metadata: source.encode()
+        return None
+
+    return hook
+
+
+def _assembled(path: Path, capability: int) -> Path:
+    """A cubin of a text, as a driver would make it: whether it is valid, and what it needs."""
+    cubin = path.with_suffix(".cubin")
+    subprocess.run([str(assembler()), f"-arch=sm_{capability}", str(path), "-o", str(cubin)], check=True)
+    return cubin
 
 
 def _resources(path: Path, symbol: str) -> tuple[int, int]:

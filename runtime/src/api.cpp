@@ -1,8 +1,10 @@
 // The C functions of aot/runtime.h. Exceptions end here.
+#include <algorithm>
 #include <atomic>
 #include <exception>
 
 #include "cpu.h"
+#include "machine.h"
 #include "model.h"
 #include "session.h"
 
@@ -55,8 +57,8 @@ template <class F> int32_t guarded(aot_error *error, F &&f) noexcept {
 }
 
 bool supported(const char *target) {
-    if (strncmp(target, "cuda:", 5) == 0) return cuda::target_problem(target, 0, 0, nullptr).empty();
-    return target_supported(target);
+    std::string problem;
+    return target_rank(target, 0, this_machine(is_gpu_target(target), 0, nullptr), &problem) > 0;
 }
 
 void require(bool condition, const char *what) {
@@ -175,6 +177,38 @@ int32_t aot_target_supported(const char *target) {
     int32_t answer = 0;
     guarded(nullptr, [&] { answer = target && supported(target); });
     return answer;
+}
+
+void aot_this_machine(int32_t device, aot_machine *out_machine) {
+    guarded(nullptr, [&] {
+        if (!out_machine) return;
+        const Machine found = this_machine(true, device, nullptr);
+        write_info(out_machine, aot_machine{sizeof(aot_machine), found.cpu_level, found.capability, found.driver, 0});
+    });
+}
+
+int32_t aot_target_rank(const char *target, int32_t lowest_driver, const aot_machine *machine, char *reason,
+                        size_t reason_bytes) {
+    int32_t rank = 0;
+    guarded(nullptr, [&] {
+        std::string problem = "no target was given";
+        if (target) {
+            Machine wanted;
+            if (machine) {
+                const aot_machine given = read_options(machine);
+                wanted.cpu_level = std::clamp(given.cpu_level, 0, 4);
+                wanted.capability = given.capability;
+                wanted.driver = !given.capability ? 0 : given.driver ? given.driver : INT32_MAX;
+                wanted.gpu_problem = "there is no GPU";
+            } else {
+                wanted = this_machine(is_gpu_target(target), 0, nullptr);
+            }
+            rank = target_rank(target, lowest_driver, wanted, &problem);
+            if (rank) problem.clear();
+        }
+        if (reason && reason_bytes) copy_text(reason, reason_bytes, problem.c_str());
+    });
+    return rank;
 }
 
 uint32_t aot_default_thread_count(void) { return default_thread_count(); }

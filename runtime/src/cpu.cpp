@@ -89,14 +89,6 @@ const CpuFeatures &cpu_features() {
     return features;
 }
 
-bool target_supported(const char *target) {
-    static const char *const names[] = {"", "cpu:x86-64", "cpu:x86-64-v2", "cpu:x86-64-v3", "cpu:x86-64-v4"};
-    for (int level = 1; level <= 4; ++level) {
-        if (strcmp(target, names[level]) == 0) return cpu_features().level >= level;
-    }
-    return false;
-}
-
 double cgroup_cpus(const char *membership, const char *root) {
     double limit = 0;
     FILE *file = fopen(membership, "re");

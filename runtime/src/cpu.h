@@ -13,9 +13,6 @@ struct CpuFeatures {
 
 const CpuFeatures &cpu_features();
 
-// Whether code for a target such as "cpu:x86-64-v3" runs here.
-bool target_supported(const char *target);
-
 // CPUs that the tightest quota of this process's cgroup and those above it allows, as a fraction; 0 where there is none.
 // `membership` is /proc/self/cgroup and `root` the folder where cgroup v2, or the controllers of v1, are mounted.
 double cgroup_cpus(const char *membership, const char *root);

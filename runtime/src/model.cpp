@@ -1,17 +1,11 @@
 #include "model.h"
 
-#include "cpu.h"
 #include "cuda/loaded.h"
+#include "machine.h"
 
 namespace aot {
 
 using namespace format;
-
-namespace {
-
-bool is_gpu(const char *target) { return strncmp(target, "cuda:", 5) == 0; }
-
-}  // namespace
 
 Model::Model(const ByteSource &source, const aot_load_options &options)
     : memory(options.allocator), name(source.name()), artifact(memory), weights(memory),
@@ -28,7 +22,7 @@ Model::Model(const ByteSource &source, const aot_load_options &options)
     weight_options.given_count = options.weights ? options.weight_count : 0;
     weight_options.external_path = options.weights_path;
     load_weights(artifact, programs, source, weight_options, weights);
-    if (is_gpu(artifact.text(variants[0].entry->target))) {
+    if (is_gpu_target(artifact.text(variants[0].entry->target))) {
         device = std::make_unique<cuda::DeviceModel>(*this, options.device, static_cast<cuda::Context>(options.context));
         // What the device has need not be here too.
         weights.block = Block();
@@ -45,32 +39,33 @@ Model::Model(const ByteSource &source, const aot_load_options &options)
 
 Model::~Model() = default;
 
-// Why a program cannot run here; empty where it can.
-std::string Model::problem_of(const ProgramEntry &program, const aot_load_options &options) const {
-    const char *target = artifact.text(program.target);
-    if (options.target && strcmp(options.target, target) != 0) return text_of("asked for was %s", options.target);
-    if (is_gpu(target)) {
-        if (program.flow.count) return "control flow and sizes from data do not run on a GPU";
-        return cuda::target_problem(target, static_cast<int>(program.driver), options.device, static_cast<cuda::Context>(options.context));
-    }
-    static const char *const levels[] = {"no x86-64 level", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"};
-    return target_supported(target) ? "" : text_of("this CPU supports %s", levels[cpu_features().level]);
-}
-
-// The first program that this machine runs decides the target; all programs of that target are variants.
+// The program that fits this machine best decides the target; all programs of that target are variants.
 void Model::select(const aot_load_options &options) {
+    bool with_gpu = false;
+    for (const ProgramEntry &program : artifact.programs) {
+        const char *text = artifact.text(program.target);
+        with_gpu = with_gpu || (is_gpu_target(text) && (!options.target || strcmp(options.target, text) == 0));
+    }
+    const Machine machine = this_machine(with_gpu, options.device, options.context);
     const char *target = nullptr;
-    std::string reasons, last;
+    int best = 0;
     for (const ProgramEntry &program : artifact.programs) {
         if (program.is_block) break;
         const char *text = artifact.text(program.target);
         std::string problem;
-        if (target && strcmp(text, target) != 0) problem = text_of("%s comes first", target);
-        else if (!target) problem = problem_of(program, options);
-        if (problem.empty()) target = text;
-        else if (last != text) reasons += text_of("%s%s: %s", reasons.empty() ? "" : "; ", text, problem.c_str());
-        last = text;
+        int rank = 0;
+        if (options.target && strcmp(options.target, text) != 0) problem = text_of("asked for was %s", options.target);
+        else if (is_gpu_target(text) && program.flow.count) problem = "control flow and sizes from data do not run on a GPU";
+        else rank = target_rank(text, static_cast<int>(program.driver), machine, &problem);
+        if (rank > best) best = rank, target = text;
         problems.push_back(std::move(problem));
+    }
+    std::string reasons, last;
+    for (size_t i = 0; i < problems.size(); ++i) {
+        const char *text = artifact.text(artifact.programs[i].target);
+        if (problems[i].empty() && strcmp(text, target) != 0) problems[i] = text_of("%s comes first", target);
+        if (last != text) reasons += text_of("%s%s: %s", reasons.empty() ? "" : "; ", text, problems[i].c_str());
+        last = text;
     }
     if (!target) {
         throw Failure(AOT_ERROR_TARGET, name.c_str(), "Build the model for a target that this machine supports.",

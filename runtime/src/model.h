@@ -50,7 +50,6 @@ public:
 
 private:
     void select(const aot_load_options &options);
-    std::string problem_of(const format::ProgramEntry &program, const aot_load_options &options) const;
     void add_blocks(Variant &variant);
     void check_variants() const;
     void load_code(Variant &variant, const char *temporary_directory);

@@ -179,6 +179,17 @@ void too_old_or_missing() {
     CHECK_TEXT(error.message, "there is no device 3 (the driver has 1)");
     CHECK(aot_target_supported("cuda:sm_90a") && aot_target_supported("cuda:sm_90") && aot_target_supported("cuda:compute_80"));
     CHECK(!aot_target_supported("cuda:sm_80") && !aot_target_supported("cuda:sm_100a") && !aot_target_supported("cuda:what"));
+    char reason[64];
+    aot_machine here{sizeof here, 0, 0, 0, 7}, none{sizeof none, 3, 0, 0, 0};
+    aot_this_machine(0, &here);
+    CHECK(here.capability == 90 && here.driver == 13000 && here.cpu_level > 0 && !here.reserved);
+    aot_this_machine(5, &here);
+    CHECK(here.capability == 0 && here.driver == 13000);
+    CHECK(aot_target_rank("cuda:sm_90a", 0, nullptr, reason, sizeof reason) > aot_target_rank("cuda:compute_90", 0, nullptr, nullptr, 0));
+    CHECK(!*reason && aot_target_rank("cuda:sm_90a", 0, &none, reason, sizeof reason) == 0);
+    CHECK_TEXT(reason, "there is no GPU");
+    CHECK(aot_target_rank("cuda:sm_100a", 0, nullptr, reason, 20) == 0 && strcmp(reason, "device 0 (Simulated") == 0);
+    CHECK(aot_target_rank(nullptr, 0, nullptr, reason, sizeof reason) == 0 && strcmp(reason, "no target was given") == 0);
     fake_machine(1, 89, 13000, 1 << 30);
     CHECK(aot_target_supported("cuda:sm_86") && aot_target_supported("cuda:sm_80") && !aot_target_supported("cuda:sm_90a"));
     fake_machine(1, 90, 13000, 1 << 30);

@@ -2,7 +2,8 @@
 // of work, fails where it is told to, and runs kernels that it knows by name. Work is done at once, in the order of the
 // calls; whether that order was promised is checked apart, by the knowledge that streams have of each other.
 //
-// A kernel's image is the text "FAKE <capability> <symbols>". Symbols begin with what they do:
+// A kernel's image is the text "FAKE <capability> <symbols>", or, as PTX, ".version <number> .target sm_<capability> <symbols>",
+// of which a driver of CUDA 12.n knows the versions to 8.n and one of 13.n those to 9.n. Symbols begin with what they do:
 // k_add(a, b, out, n) in f32, k_addscratch the same with scratch memory, k_copy(from, to, bytes with 64 bits).
 #include "fake_cuda.h"
 
@@ -454,14 +455,24 @@ Result cuModuleLoadDataEx(Module *module, const void *image, unsigned count, con
     BEGIN("cuModuleLoadDataEx");
     const char *text = static_cast<const char *>(image);
     if (reinterpret_cast<uintptr_t>(image) % 16) wrong("a misaligned image");
-    int capability = 0, used = 0;
-    if (sscanf(text, "FAKE %d %n", &capability, &used) != 1) {
-        for (unsigned i = 0; i < count; ++i) {
-            if (options[i] == kJitErrorLog) strcpy(static_cast<char *>(values[i]), "not an image");
+    int capability = 0, used = 0, major = 0, minor = 0;
+    auto log = [&](const char *format, int first, int second) {
+        for (unsigned i = 0; i + 1 < count; ++i) {
+            if (options[i] != kJitErrorLog || options[i + 1] != kJitErrorLogBytes) continue;
+            snprintf(static_cast<char *>(values[i]), reinterpret_cast<size_t>(values[i + 1]), format, first, second);
         }
-        return result::INVALID_IMAGE;
+    };
+    if (sscanf(text, ".version %d.%d .target sm_%d %n", &major, &minor, &capability, &used) == 3) {
+        if (10 * major + minor > 10 * (w.version / 1000 - 4) + w.version % 1000 / 10) {
+            return log("ptxas fatal\nUnsupported .version %d.%d", major, minor), result::UNSUPPORTED_PTX;
+        }
+        if (capability > w.capability) return log("SM version sm_%d is above sm_%d", capability, w.capability), result::INVALID_PTX;
+        ++w.counts["jit"];
+    } else if (sscanf(text, "FAKE %d %n", &capability, &used) != 1) {
+        return log("not an image", 0, 0), result::INVALID_IMAGE;
+    } else if (capability / 10 != w.capability / 10 || capability > w.capability) {
+        return result::NO_BINARY_FOR_GPU;
     }
-    if (capability != w.capability) return result::NO_BINARY_FOR_GPU;
     FakeContext *context = current();
     FakeModule *made = new FakeModule{context ? context->device : 0, {}};
     char symbol[64];

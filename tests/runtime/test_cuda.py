@@ -20,7 +20,7 @@ from aot import dtypes
 from aot.errors import AotError, ArtifactError, GuardError, RunError, TargetError
 from aot.ir import Array, TensorType
 from aot.program import Guard, GuardKind, Port, Program
-from aot.runtime import _device, _tensors
+from aot.runtime import Machine, _device, _tensors, target_rank, this_machine
 from tests.runtime import cuda_programs, handmade
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -269,6 +269,102 @@ def test_selection_says_why(fake: ctypes.CDLL) -> None:
         handmade.artifact(newer, gpu).load()
     with pytest.raises(TargetError, match="there is no device 2"):
         handmade.artifact(newer, gpu).load(device=2)
+
+
+ORDERS = [
+    # capability, what is in the file, what is chosen
+    (90, ("cuda:compute_80", "cpu:x86-64", "cuda:sm_90a"), "cuda:sm_90a"),
+    (90, ("cpu:x86-64", "cuda:compute_80", "cuda:compute_90", "cuda:sm_80"), "cuda:compute_90"),
+    (86, ("cuda:compute_80", "cuda:sm_80", "cuda:sm_86", "cuda:sm_89"), "cuda:sm_86"),
+    (89, ("cuda:sm_80", "cuda:sm_86", "cuda:compute_80"), "cuda:sm_86"),
+    (103, ("cuda:sm_90a", "cuda:sm_100a", "cuda:compute_80", "cuda:compute_90"), "cuda:compute_90"),
+    (120, ("cuda:sm_100a", "cpu:x86-64", "cuda:compute_80"), "cuda:compute_80"),
+    (75, ("cuda:sm_80", "cuda:compute_80", "cpu:x86-64"), "cpu:x86-64"),
+    (103, ("cuda:sm_100f", "cuda:sm_100a", "cuda:compute_90"), "cuda:sm_100f"),
+]
+
+
+def empty(target: str, driver: int = 0) -> Program:
+    """A program that does nothing, for any target."""
+    plain = handmade.program("cpu:x86-64")
+    return replace(
+        plain, target=target, kernels=(), steps=(), code=b"", buffers=(), constants=(), sources=(), driver=driver
+    )
+
+
+@pytest.mark.parametrize(("capability", "targets", "chosen"), ORDERS, ids=str)
+def test_the_program_that_fits_best_is_selected(
+    fake: ctypes.CDLL, capability: int, targets: tuple[str, ...], chosen: str
+) -> None:
+    fake.fake_machine(1, capability, 13000, DEVICE_BYTES)
+    machine = Machine(1, capability, 13000)
+    assert this_machine() == replace(this_machine(), capability=capability, driver=13000)
+    for order in (targets, targets[::-1]):
+        with handmade.artifact(*map(empty, order)).load() as model:
+            assert model.target == chosen
+            for program in model.programs:
+                rank, reason = target_rank(program.target, 0, machine)
+                assert (rank, reason) == (target_rank(program.target)[0], reason)
+                if rank:
+                    assert program.reason == ("" if program.target == chosen else f"{chosen} comes first")
+                else:
+                    assert program.reason == reason.replace("the GPU", "device 0 (Simulated GPU)")
+        ranks = {target: target_rank(target, 0, machine)[0] for target in order}
+        assert max(ranks, key=lambda target: ranks[target]) == chosen
+
+
+def test_described_machines() -> None:
+    assert (
+        target_rank("cuda:sm_90a", 12000, Machine(3, 90))
+        > target_rank("cuda:compute_90", 12000, Machine(3, 90))
+        > (1, "")
+    )
+    assert target_rank("cuda:sm_80", 0, Machine(3)) == (0, "there is no GPU")
+    assert target_rank("cpu:x86-64-v4", 0, Machine(3, 90)) == (0, "this CPU supports x86-64-v3")
+    needed = "the driver supports CUDA 12.4, 12.8 or newer is needed: update the driver"
+    assert target_rank("cuda:sm_100a", 12080, Machine(4, 100, 12040)) == (0, needed)
+    assert "11.8, 12.0 or newer" in target_rank("cuda:sm_80", 0, Machine(4, 80, 11080))[1]
+    reason = "the GPU has compute capability 8.9, 9.0 or above is needed"
+    assert target_rank("cuda:compute_90", 0, Machine(4, 89)) == (0, reason)
+    assert target_rank("cuda:ptx", 0, Machine(4, 89)) == (0, "this runtime does not know the architecture")
+    assert this_machine().cpu_level >= 1
+
+
+def text_program(capability: int, version: str = "8.0") -> Program:
+    """The program whose kernels are text for a capability and above."""
+    plain = cuda_programs.program(f"cuda:compute_{capability}")
+    image = plain.code.replace(b"FAKE 90", f".version {version} .target sm_{capability}".encode())
+    image = image.rstrip(b"\0")  # text in a file has no NUL at its end
+    kernels = tuple(
+        replace(kernel, image=replace(kernel.image, size_bytes=len(image))) for kernel in plain.kernels if kernel.image
+    )
+    return replace(plain, code=image, kernels=kernels, driver=12000)
+
+
+@pytest.mark.parametrize(("capability", "device"), [(80, 86), (80, 90), (90, 90), (90, 120)])
+def test_text_is_compiled_by_the_driver(fake: ctypes.CDLL, capability: int, device: int) -> None:
+    fake.fake_machine(1, device, 12000, DEVICE_BYTES)
+    with cuda_programs.artifact(text_program(capability)).load() as model:
+        assert model.target == f"cuda:compute_{capability}" and count(fake, "jit") == 1
+        for n in (300, 0, 4096):
+            check(model.run(case(n)), case(n))
+        # Kernels for older GPUs have no wait inside: they must not start early.
+        assert (count(fake, "early") > 0) == (capability >= 90)
+
+
+def test_text_that_the_driver_does_not_take(fake: ctypes.CDLL) -> None:
+    fake.fake_machine(1, 90, 12040, DEVICE_BYTES)
+    with pytest.raises(
+        RunError, match=r"compiling its PTX for this device \(ptxas fatal Unsupported .version 8\.8\)"
+    ) as told:
+        cuda_programs.artifact(text_program(80, "8.8")).load()
+    assert told.value.where == "kernel 'add_first' of layer/Add" and "Update the driver" in told.value.hint
+    wrong = replace(text_program(90), target="cuda:compute_80")
+    fake.fake_machine(1, 80, 12040, DEVICE_BYTES)
+    with pytest.raises(RunError, match=r"SM version sm_90 is above sm_80"):
+        cuda_programs.artifact(wrong).load()
+    with pytest.raises(TargetError, match=r"the driver supports CUDA 13\.0, 13\.2 or newer is needed"):
+        cuda_programs.artifact(replace(text_program(80), driver=13020)).load()
 
 
 def test_no_driver() -> None:

@@ -36,6 +36,7 @@ def test_import_loads_no_package() -> None:
         "aot.errors",
         "aot.runtime",
         "aot.runtime._library",
+        "aot.runtime._machine",
         "aot.runtime._model",
         "aot.runtime._tensors",
     }

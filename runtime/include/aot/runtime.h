@@ -109,6 +109,25 @@ AOT_API const char *aot_version(void);
 /* 1 if this machine runs code of a target such as "cpu:x86-64-v4" or, on its first GPU, "cuda:sm_90a"; else 0. */
 AOT_API int32_t aot_target_supported(const char *target);
 
+/* A machine, this one or one that is only described. */
+typedef struct aot_machine {
+    size_t struct_size;
+    int32_t cpu_level;  /* x86-64 micro-architecture level, 1 to 4; 0: the CPU is another one */
+    int32_t capability; /* ten times the compute capability of its GPU, such as 89; 0: there is none */
+    int32_t driver;     /* the GPU's driver, as the version of CUDA that it supports, such as 12040; 0: new enough */
+    int32_t reserved;
+} aot_machine;
+
+/* Fills in this machine, with the GPU of an ordinal where there is one and a driver for it. */
+AOT_API void aot_this_machine(int32_t device, aot_machine *out_machine);
+
+/* How well code for a target fits a machine, or, if NULL, this one with its first GPU. 0: it does not run, and `reason`
+ * says why, cut at `reason_bytes`. Loading an artifact takes the program with the largest number, and of equals the first:
+ * machine code for exactly the GPU, for the nearest older one of its major version, text for the nearest older one, and
+ * then code for a CPU. `lowest_driver`: the oldest driver that takes the code (0: any), as artifacts record it. */
+AOT_API int32_t aot_target_rank(const char *target, int32_t lowest_driver, const aot_machine *machine, char *reason,
+                                size_t reason_bytes);
+
 /* CPUs that this process may use: its affinity, limited by the cgroup's quota. At least 1. */
 AOT_API uint32_t aot_default_thread_count(void);
 
@@ -130,7 +149,7 @@ enum {
 typedef struct aot_load_options {
     size_t struct_size;
     const aot_allocator *allocator; /* of the weights and tables that the model holds */
-    const char *target; /* such as "cpu:x86-64-v3" or "cuda:sm_90a"; NULL: the first that this machine supports */
+    const char *target; /* such as "cpu:x86-64-v3" or "cuda:sm_90a"; NULL: what fits this machine best */
     uint32_t flags;                  /* AOT_LOAD_... */
     uint32_t weight_count;           /* entries of `weights` */
     const aot_named_tensor *weights; /* in any order; NULL: none */

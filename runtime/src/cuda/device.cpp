@@ -1,7 +1,6 @@
 #include "cuda/device.h"
 
 #include <cstdio>
-#include <cstdlib>
 
 namespace aot::cuda {
 namespace {
@@ -25,41 +24,34 @@ Result device_of_context(const Driver &driver, Context context, Ordinal *device)
 
 }  // namespace
 
-std::string target_problem(const char *target, int lowest_driver, int ordinal, Context given) {
-    std::string reason;
-    const bool is_text = strncmp(target, "cuda:compute_", 13) == 0;  // PTX, which the driver compiles
-    const char *number = is_text ? target + 13 : strncmp(target, "cuda:sm_", 8) == 0 ? target + 8 : "";
-    char *suffix = nullptr;
-    const long wanted = strtol(number, &suffix, 10);
-    const bool exact = strcmp(suffix, "a") == 0, family = strcmp(suffix, "f") == 0;
-    if (wanted < 10 || wanted > 9999 || (*suffix && !exact && !family)) return "this runtime does not know the architecture";
-    const Driver *driver = find_driver(&reason);
-    if (!driver) return reason;
-    if (driver->version < lowest_driver) return too_old(driver->version, lowest_driver);
+void find_device(int ordinal, Context given, Machine *found) {
+    const Driver *driver = find_driver(&found->gpu_problem);
+    if (!driver) return;
+    found->driver = driver->version;
     Ordinal device = 0;
     if (given) {
-        if (device_of_context(*driver, given, &device) != result::OK) return "the given context cannot be used";
+        if (device_of_context(*driver, given, &device) != result::OK) {
+            found->gpu_problem = "the given context cannot be used";
+            return;
+        }
     } else {
         int count = 0;
         if (driver->device_count(&count) != result::OK) count = 0;
         if (ordinal < 0 || ordinal >= count || driver->device_get(&device, ordinal) != result::OK) {
-            return text_of("there is no device %d (the driver has %d)", ordinal, count);
+            found->gpu_problem = text_of("there is no device %d (the driver has %d)", ordinal, count);
+            return;
         }
     }
     int major = 0, minor = 0;
     char name[128] = "";
     if (driver->device_attribute(&major, kCapabilityMajor, device) != result::OK ||
         driver->device_attribute(&minor, kCapabilityMinor, device) != result::OK) {
-        return "the device does not say its compute capability";
+        found->gpu_problem = "the device does not say its compute capability";
+        return;
     }
     driver->device_name(name, sizeof name, device);
-    const int found = 10 * major + minor;
-    const bool fits = is_text ? found >= wanted
-                      : exact ? found == wanted
-                              : found / 10 == wanted / 10 && found >= wanted;
-    if (fits) return "";
-    return text_of("device %d (%s) has compute capability %d.%d, %ld.%ld%s is needed", device, name, major, minor, wanted / 10,
-                   wanted % 10, exact ? "" : is_text ? " or above" : " or above of the same major version");
+    found->gpu = text_of("device %d (%s)", device, name);
+    found->capability = 10 * major + minor;
 }
 
 Device::Device(int wanted, Context given, const char *where) : driver(need_driver(where)) {

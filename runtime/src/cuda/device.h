@@ -1,13 +1,13 @@
-// A GPU: its context, its memory, and whether it runs a target's code.
+// A GPU: what it is, its context and its memory.
 #pragma once
 
 #include "cuda/driver.h"
+#include "machine.h"
 
 namespace aot::cuda {
 
-// Why a target such as "cuda:sm_90a" does not run on device `ordinal`, or in the caller's context; empty where it does.
-// `lowest_driver`: the oldest that takes the program's code, such as 12040; 0: any.
-std::string target_problem(const char *target, int lowest_driver, int ordinal, Context given);
+// Fills in the driver and the device `ordinal`, or that of the caller's context, as far as they are there.
+void find_device(int ordinal, Context given, Machine *found);
 
 // A device in the caller's context, or in its primary context, which is retained.
 class Device {

@@ -1,6 +1,8 @@
 #include "cuda/loaded.h"
 
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
 namespace aot::cuda {
 
@@ -10,10 +12,18 @@ namespace {
 
 constexpr uint32_t kPlainShared = 48 << 10;  // bytes that a block may have without being asked for
 
+const char *target_of(const Model &model) { return model.artifact.text(model.variants[0].entry->target); }
+
+int architecture_of(const char *target) {
+    const char *number = strpbrk(target, "0123456789");
+    return number ? atoi(number) : 0;
+}
+
 }  // namespace
 
 DeviceModel::DeviceModel(const Model &model, int ordinal, Context given)
-    : device(ordinal, given, model.name.c_str()), images_(Allocator<Image>(model.memory)),
+    : device(ordinal, given, model.name.c_str()), architecture_(architecture_of(target_of(model))),
+      is_text_(strncmp(target_of(model), "cuda:compute_", 13) == 0), images_(Allocator<Image>(model.memory)),
       functions_(images_.get_allocator()), first_function_(images_.get_allocator()),
       first_constant_(images_.get_allocator()), constants_(images_.get_allocator()), weights_(device, model.memory) {
     const Current current(device);
@@ -89,7 +99,9 @@ Module DeviceModel::module_of(const Model &model, const uint8_t *bytes, uint64_t
     Module module = nullptr;
     const Result code = device.driver.module_load(&module, copy.data(), 2, options, values);
     char doing[320];
-    snprintf(doing, sizeof doing, "loading its machine code%s%.240s%s", *log ? " (" : "", log, *log ? ")" : "");
+    for (char *at = log; *at; ++at) *at = *at == '\n' ? ' ' : *at;
+    snprintf(doing, sizeof doing, "%s%s%.240s%s", is_text_ ? "compiling its PTX for this device" : "loading its machine code",
+             *log ? " (" : "", log, *log ? ")" : "");
     check(device.driver, code, where, doing);
     images_.push_back({bytes, size, module});
     return module;

@@ -15,8 +15,8 @@ public:
     DeviceModel &operator=(const DeviceModel &) = delete;
 
     Device device;
-    // Kernels may start before those ahead of them have ended.
-    bool is_programmatic() const { return device.capability >= 90; }
+    // Kernels may start before those ahead of them have ended: they wait inside, which code for older GPUs cannot.
+    bool is_programmatic() const { return device.capability >= 90 && architecture_ >= 90; }
     Function function(uint32_t program, uint32_t kernel) const { return functions_[first_function_[program] + kernel]; }
     Address constant(uint32_t program, uint32_t index) const { return constants_[first_constant_[program] + index]; }
     // Copies a constant back to host memory. Throws a Failure.
@@ -39,6 +39,8 @@ private:
     };
     Module module_of(const Model &model, const uint8_t *bytes, uint64_t size, const char *where);
 
+    int architecture_;  // ten times the compute capability that the code was made for
+    bool is_text_;      // the driver compiles it
     Vector<Image> images_;
     Vector<Function> functions_;
     Vector<uint32_t> first_function_, first_constant_;  // of each program of the artifact
