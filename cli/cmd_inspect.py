@@ -25,6 +25,7 @@ from aot.cli.common import (
 from aot.cli.feeds import DimType, extents
 from aot.cli.fusion import fusion_of, print_fusion
 from aot.cli.loading import open_artifact
+from aot.cli.machine import HERE, MachineType, here_facts, machine_text, selection_json
 from aot.cli.memory_plan import memory_plan, summary, svg, text_bars
 from aot.cli.operators import operators_text
 from aot.dims import Dim, typical
@@ -58,6 +59,12 @@ def _views(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--svg", "svg_path", type=click.Path(path_type=Path), metavar="FILE", help="--memory as a picture.")
 @click.option("--program", "number", type=click.IntRange(0), default=0, show_default=True, help="Which program.")
 @click.option("--dim", "dims", multiple=True, type=DimType(), metavar="NAME=N", help="Extent for --memory.")
+@click.option(
+    "--machine",
+    type=MachineType(),
+    metavar="sm=N,driver=N,cpu=LEVEL",
+    help="Which program such a machine would run, and why not the others; here: this one.",
+)
 @common_options
 def command(
     artifact: Path,
@@ -66,6 +73,7 @@ def command(
     svg_path: Path | None,
     number: int,
     dims: tuple[DimRange, ...],
+    machine: Any,
 ) -> None:
     """Show what is in ARTIFACT: an overview, or the parts asked for."""
     opened = open_artifact(artifact)
@@ -76,6 +84,9 @@ def command(
     program = opened.programs[number]
     if source is not None:
         print_source(program, source)
+        return
+    if machine is not None:
+        print_selection(opened.programs, None if machine == HERE else machine)
         return
     if svg_path is not None:
         check_writable(svg_path)
@@ -116,6 +127,7 @@ def overview(path: Path, artifact: Any) -> list[tuple[str, str]]:
         counts = f"{len(program.distinct_kernels)} kernels, {len(program.launches)} steps"
         steps = f"{blocks}{counts}, {bytes_text(program.code_bytes)} of code"
         facts.append((f"program {number}", f"{program.target}{variant}{precision_text(meta, program.target)}: {steps}"))
+    facts += here_facts(artifact.programs)
     program = artifact.programs[-1]
     facts.append(("inputs", "\n".join(f"{port.name}: {type_text(port.type)}" for port in program.inputs)))
     facts.append(("outputs", "\n".join(f"{port.name}: {type_text(port.type)}" for port in program.outputs)))
@@ -162,6 +174,27 @@ def _state_text(pair: Mapping[str, Any]) -> str:
     if not pair["kernels"]:
         how = "copied by the flow"
     return f"{pair['input']} -> {pair['output']}: {bytes_text(pair['bytes'])}, {pair['initial']} at first; {how}"
+
+
+def print_selection(programs: Sequence[Program], machine: Any) -> None:
+    """Which program a machine would run (None: this one), and why not the others."""
+    found = selection_json(programs, machine)
+    if wants("json"):
+        print_json(found)
+        return
+    from aot.runtime import Machine
+
+    print_facts(
+        [
+            ("machine", machine_text(Machine(**found["machine"])) + (" (this one)" if machine is None else "")),
+            ("selected", found["selected"] or "no program runs there"),
+        ]
+    )
+    rows = [
+        (row["program"], row["target"], row["variant"] or "any shape", "selected" if row["selected"] else row["reason"])
+        for row in found["programs"]
+    ]
+    print_table(("program", "target", "shapes", "why"), rows)
 
 
 def _short(value: Any) -> str:

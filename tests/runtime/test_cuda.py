@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from aot import dtypes
+from aot.cli.machine import selection
 from aot.errors import AotError, ArtifactError, GuardError, RunError, TargetError
 from aot.ir import Array, TensorType
 from aot.program import Guard, GuardKind, Port, Program
@@ -300,8 +301,11 @@ def test_the_program_that_fits_best_is_selected(
     machine = Machine(1, capability, 13000)
     assert this_machine() == replace(this_machine(), capability=capability, driver=13000)
     for order in (targets, targets[::-1]):
-        with handmade.artifact(*map(empty, order)).load() as model:
+        artifact = handmade.artifact(*map(empty, order))
+        with artifact.load() as model:
             assert model.target == chosen
+            told = [(row["target"], row["selected"], row["reason"]) for row in selection(artifact.programs, None)]
+            assert told == [(program.target, program.selected, program.reason) for program in model.programs]
             for program in model.programs:
                 rank, reason = target_rank(program.target, 0, machine)
                 assert (rank, reason) == (target_rank(program.target)[0], reason)
