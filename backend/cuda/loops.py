@@ -307,7 +307,7 @@ class _RowEmitter:
         emitter, code, row = self.emitter, self.code, self.row
         flat = f"c_{emitter.code_id()}"
         span = f"tl.arange(0, {row.piece})[None, :]"
-        code.line(f"{flat} = {self.renderer.index(span)}" if start == "0" else f"{flat} = {start} + {span}")
+        code.line(f"{flat} = {self.renderer.index(span if start == '0' else f'({start} + {span})')}")
         mask = None
         if not (isinstance(row.extent, int) and row.extent and row.extent % row.piece == 0):
             mask = f"m_{emitter.code_id()}"

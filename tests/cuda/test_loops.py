@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -87,6 +88,16 @@ def test_long_rows_go_in_pieces() -> None:
     for name in ("argmax", "argmin"):
         for last in (False, True):
             check(op(name, axis=1, last=last), x.round())
+
+
+def test_places_in_long_rows_of_large_tensors_have_64_bits() -> None:
+    """A place of a row, times the distance between places, is above 2^31 here."""
+    for name, attrs in (("softmax", {"axis": 0}), ("cumsum", {"axis": 0})):
+        builder = Builder()
+        x = builder.input("x", F32, (3_000_000, 1000))
+        text = BACKEND.emit(kernel_of(builder.finish(builder.op(name, x, **attrs))), TARGET).source
+        places = [line for line in text.splitlines() if re.match(r"\s+(c_\d+|place|u_\d+|row) = ", line)]
+        assert len(places) >= 2 and all("tl.full((), 0, tl.int64)" in line for line in places), places
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -167,7 +167,7 @@ struct State {
 
 // As aot_load_options. `weights` are borrowed for the call.
 struct LoadOptions {
-    std::string target;  // empty: the first that this machine supports
+    std::string target;  // empty: what fits this machine best
     bool map_weights = false;
     bool any_weights = false;
     std::vector<std::pair<std::string, Tensor>> weights;
