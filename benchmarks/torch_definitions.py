@@ -219,7 +219,11 @@ def transformers_model(kind: str, options: dict[str, Any], cached: bool = False,
     torch.manual_seed(seed)
     configuration = getattr(package, f"{kind.removesuffix('Encoder')}Config")(**options)
     model = getattr(package, f"{kind}Model")(configuration)
-    return First(model, {"use_cache": False} if cached else {}).eval()
+    found = First(model, {"use_cache": False} if cached else {}).eval()
+    if kind == "Rwkv":  # its first run rescales its weights
+        with torch.no_grad():
+            found(torch.zeros(1, 1, dtype=torch.int64))
+    return found
 
 
 def _whisper_encoder() -> nn.Module:

@@ -96,7 +96,7 @@ class TorchImporter:
         """The graph; None when something is unsupported (see `rejected`)."""
         signature = self.program.graph_signature
         specs = {spec.arg.name: spec for spec in signature.input_specs}
-        mutated = set(signature.buffers_to_mutate.values())
+        mutated = {*signature.buffers_to_mutate.values(), *signature.parameters_to_mutate.values()}
         inputs: dict[str, Value] = {}  # by the name of the buffer or input that may change
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
@@ -119,12 +119,12 @@ class TorchImporter:
         if kind in ("PARAMETER", "BUFFER", "CONSTANT_TENSOR"):
             tensor = self._held(target)
             if is_complex(tensor):
-                self.entries[node] = self._complex_const(target, tensor, kind == "BUFFER" and target in mutated)
-            elif kind == "BUFFER" and target in mutated:
+                self.entries[node] = self._complex_const(target, tensor, target in mutated)
+            elif target in mutated:
                 self.entries[node] = inputs[target] = self._input(target, tensor)
                 self.initial.append((len(self.builder.inputs) - 1, _initial(target, tensor)))
                 self.notes.append(
-                    f"the buffer {target!r} changes: it is an input and an output of that name, and the caller keeps it"
+                    f"the {kind.lower()} {target!r} changes: it is an input and an output of that name, and the caller keeps it"
                 )
             else:
                 self.entries[node] = self.builder.const(self._const(target, tensor), target)
@@ -190,7 +190,7 @@ class TorchImporter:
             if value is None:
                 continue
             outputs.append(value)
-            if kind in ("BUFFER_MUTATION", "USER_INPUT_MUTATION"):
+            if kind in ("BUFFER_MUTATION", "PARAMETER_MUTATION", "USER_INPUT_MUTATION"):
                 state.append((inputs[spec.target], value))
         if not outputs and not self.rejected:
             raise ModelError("the program has no outputs that are tensors or numbers")

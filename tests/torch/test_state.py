@@ -478,3 +478,26 @@ def test_threads_run_conversations_of_their_own(cache: Path) -> None:
     for one, other in zip(alone, together, strict=True):
         for mine, theirs in zip(one, other, strict=True):
             np.testing.assert_array_equal(mine, theirs)
+
+
+class Rescaled(torch.nn.Module):
+    """Changes a parameter in every run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([1.0, 2.0, 4.0]), requires_grad=False)
+
+    def forward(self, x: Any) -> Any:
+        self.weight.div_(2)
+        return x * self.weight
+
+
+def test_changed_parameters_are_state(cache: Path) -> None:
+    module = Rescaled()
+    model = built(module, (torch.ones(3),), cache).load(threads=1)
+    assert [pair.input for pair in model.state] == ["weight"]
+    state = model.new_state()
+    np.testing.assert_array_equal(state["weight"], [1, 2, 4])
+    for run in range(3):
+        (mine,) = model.run({"x": torch.full((3,), 3.0)}, state=state).values()
+        np.testing.assert_array_equal(mine, module(torch.full((3,), 3.0)), err_msg=str(run))
