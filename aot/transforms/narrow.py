@@ -229,14 +229,15 @@ class _Narrowing:
         for value in members:
             if value.type.dtype != F32 or value in fixed:
                 return "an input, an output, or of another type"
-            if any(node.op == "kernel" and _is_owned(node) for node, _ in self.uses.get(value, ())):
+            if any(_is_owned(node) and not _only_moves(node) for node, _ in self.uses.get(value, ())):
                 return "read by an op that owns its loops"
             if value in self.graph.consts:
                 if self.weights.get(value) is None or not self.only_factor.get(value):
                     return "a constant with other uses"
                 continue
             node = self.graph.producer[value]
-            if node.op == "kernel" and _widened(node, self.half) is None:  # else it was 16 bits wide
+            # What was 16 bits wide may be so again, and what only moves elements follows where they come from.
+            if node.op == "kernel" and _widened(node, self.half) is None and not _only_moves(node):
                 reason = "small" if is_small else self._why_not_made(node, value)
                 if reason is not None:
                     return reason
@@ -284,6 +285,18 @@ class _Narrowing:
         is_changed = any(value in renamed for value in (*kernel.operands, *kernel.outputs))
         if not is_changed and not any(node in self.products for node in body.nodes):
             return kernel
+        if _only_moves(kernel):
+            inside = {
+                inner: Value(_as(inner.type, renamed[outer].type.dtype), inner.name)
+                for inner, outer in zip((*body.inputs, *body.outputs), (*kernel.operands, *kernel.outputs), strict=True)
+                if outer in renamed
+            }
+            region = body.with_(
+                inputs=tuple(inside.get(value, value) for value in body.inputs),
+                nodes=tuple(_renamed(node, inside) for node in body.nodes),
+                outputs=tuple(inside.get(value, value) for value in body.outputs),
+            )
+            return replace(_renamed(kernel, renamed), regions=(region,))
         nodes: list[Node] = []
         wide: dict[Value, Value] = {}  # the f32 form of what is 16 bits wide outside
 
@@ -340,7 +353,15 @@ def _widened(node: Node, half: DType) -> Value | None:
 
 
 def _is_owned(node: Node) -> bool:
-    return any(OPS[inner.op].kind in OWNED_KINDS for inner in node.regions[0].nodes)
+    return node.op == "kernel" and any(OPS[inner.op].kind in OWNED_KINDS for inner in node.regions[0].nodes)
+
+
+def _only_moves(node: Node) -> bool:
+    """Whether a kernel replaces elements by others of the same type, and computes nothing."""
+    if node.op != "kernel" or len(node.regions[0].nodes) != 1:
+        return False
+    (inner,) = node.regions[0].nodes
+    return OPS[inner.op].kind is Kind.SCATTER and inner.attrs["reduction"] == "none"
 
 
 def _size(const: Const) -> float:
@@ -355,7 +376,8 @@ def _is_whole(const: Const) -> bool:
 
 
 def _groups(graph: Graph) -> dict[Value, _Group]:
-    """The group of every f32 value: views share bytes with what they view, parts lie in their concatenation."""
+    """The group of every f32 value: views share bytes with what they view, parts lie in their concatenation, and what
+    only moves elements has them in one type."""
     found: dict[Value, _Group] = {}
 
     def join(values: Iterable[Value], where: str) -> None:
@@ -373,8 +395,8 @@ def _groups(graph: Graph) -> dict[Value, _Group]:
         if value.type.dtype == F32:
             join((value,), where)
     for node in graph.nodes:
-        if node.op != "kernel" and node.outputs[0].type.dtype == F32:
-            join((*node.operands, *node.outputs), node.where)
+        if (node.op != "kernel" or _only_moves(node)) and node.outputs[0].type.dtype == F32:
+            join([v for v in (*node.operands, *node.outputs) if v.type.dtype == F32], node.where)
     return found
 
 

@@ -272,6 +272,30 @@ def test_caches_keep_the_types_of_the_model() -> None:
     assert is_rounded(kernel(graph, "attention"))
 
 
+def test_caches_in_half_that_are_no_state_move_as_they_are() -> None:
+    """--io-dtype makes a cache f16: it is neither widened as a whole nor computed with when a row is replaced."""
+
+    def build(b: Builder) -> Sequence[Value]:
+        caches, place = f(b, "caches", 2, 1, 2, 24, 16), b.input("place", I64, (1, 2, 16, 16))
+        cache = b.reshape(
+            b.slice(caches, starts=(1, 0, 0, 0, 0), sizes=(1, 1, 2, 24, 16), steps=(1,) * 5), shape=(1, 2, 24, 16)
+        )
+        key = b.reshape(b.matmul(f(b, "x", 32, 16), w(b, 16, 16)), shape=(1, 2, 16, 16))
+        new = b.scatter_elements(cache, place, key, axis=2)
+        return (b.attention(key, new, new, scale=0.25),)
+
+    b = Builder()
+    graph = b.finish(build(b))
+    context = Context(options=CompileOptions(precision="fp16", io_dtype="fp16"))
+    result = PassManager((*CORE_PASSES, *TARGET_PASSES), context).run(graph)
+    assert made(result, "scatter_elements") == [F16]
+    assert not any(value.type.dtype == F32 for value in result.values() if value.type.elements == 2 * 24 * 16)
+    arrays = [_random(value, number) for number, value in enumerate(graph.inputs)]
+    halves = [array.astype(v.type.dtype.numpy) for array, v in zip(arrays, result.inputs, strict=True)]
+    wide = [array.astype(v.type.dtype.numpy) for array, v in zip(halves, graph.inputs, strict=True)]
+    np.testing.assert_allclose(evaluate(result, halves)[0], evaluate(graph, wide)[0], atol=2e-2)
+
+
 def test_double_precision_stays() -> None:
     def build(b: Builder) -> Any:
         h = b.matmul(f(b, "x", BIG, BIG, dtype=F64), w(b, BIG, BIG, dtype=np.float64))
