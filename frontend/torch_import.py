@@ -124,7 +124,8 @@ class TorchImporter:
                 self.entries[node] = inputs[target] = self._input(target, tensor)
                 self.initial.append((len(self.builder.inputs) - 1, _initial(target, tensor)))
                 self.notes.append(
-                    f"the {kind.lower()} {target!r} changes: it is an input and an output of that name, and the caller keeps it"
+                    f"the {kind.lower()} {target!r} changes: it is an input and an output of that name, "
+                    "and the caller keeps it"
                 )
             else:
                 self.entries[node] = self.builder.const(self._const(target, tensor), target)

@@ -11,6 +11,7 @@ from aot.backend.cuda.architectures import architecture_of
 from aot.backend.cuda.attend import emit_attend
 from aot.backend.cuda.contract import emit_contract
 from aot.backend.cuda.loops import emit_loops
+from aot.backend.cuda.running import RUNNING, emit_running
 from aot.backend.cuda.scans import emit_scan
 from aot.backend.cuda.scatter import emit_scatter
 from aot.backend.cuda.window import emit_window
@@ -60,6 +61,8 @@ class CudaBackend:
             return emit_scan(kernel, target)
         if isinstance(kernel.root, OwnedRoot) and kernel.root.op in ("scatter_elements", "scatter_nd"):
             return emit_scatter(kernel, target)
+        if isinstance(kernel.root, OwnedRoot) and kernel.root.op in RUNNING:
+            return emit_running(kernel, target)
         what = kernel.root.op if isinstance(kernel.root, OwnedRoot) else kernel.kind.value
         raise UnsupportedError(f"a GPU has no kernel for {what} yet")
 

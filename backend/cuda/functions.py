@@ -39,6 +39,15 @@ HELPERS: Mapping[str, str] = {
     # Of (what came before, the running total); these join in any grouping, as tl.associative_scan asks.
     "exclusive_sum": "def exclusive_sum(a, b, c, d):\n    return b + c, b + d\n",
     "exclusive_prod": "def exclusive_prod(a, b, c, d):\n    return b * c, b * d\n",
+    # Of (value, place): the later of equal ones, and NaN before all others.
+    **{
+        f"later_{name}": (
+            f"def later_{name}(a, i, b, j):\n"
+            f"    is_b = (b != b) | ((a == a) & (b {sign} a))\n"
+            "    return tl.where(is_b, b, a), tl.where(is_b, j, i)\n"
+        )
+        for name, sign in (("max", ">="), ("min", "<="))
+    },
     "floordiv": (
         "def floordiv(a, b):\n"
         "    q = a // b\n"
