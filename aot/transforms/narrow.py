@@ -21,7 +21,7 @@ import numpy as np
 
 from aot.dims import typical
 from aot.dtypes import BF16, F16, F32, DType
-from aot.ir import Const, Graph, Level, Node, TensorType, Value, const_of, live
+from aot.ir import Array, Const, Graph, Level, Node, TensorType, Value, const_of, live
 from aot.lower import OWNED_KINDS
 from aot.ops import OPS, Kind
 from aot.ops.helpers import int_attr
@@ -43,6 +43,7 @@ _WIDE_KINDS = frozenset(
     kind.value for kind in (Kind.REDUCE, Kind.SCAN_AXIS, Kind.RANDOM, *OWNED_KINDS)
 )  # of kernels whose results stay f32
 _SAMPLE = 4096  # elements that tell most weights from a table of integers
+_CHUNK = 1 << 20
 _LOSS = {F16: 2.0**-10, BF16: 2.0**-7}  # of a weight's norm: twice what rounding alone can cost
 
 
@@ -140,17 +141,14 @@ class _Narrowing:
         wide = const.array()
         with np.errstate(all="ignore"):
             narrow_array = wide.astype(self.half.numpy)
-            error = narrow_array.astype(np.float32) - wide
         label = const.source or name or f"a constant of shape {list(const.shape)}"
-        if not np.isfinite(narrow_array.astype(np.float32)).all():
+        lost, norm = _loss(wide.reshape(-1), narrow_array.reshape(-1))
+        if not math.isfinite(lost):
             largest = float(np.max(np.abs(wide)))
             self.context.note(f"{label} stays f32: its largest element, {largest:.3g}, is beyond {self.half}")
             return None
-        lost, norm = (math.sqrt(float(np.sum(np.square(array, dtype=np.float64)))) for array in (error, wide))
         if lost > _LOSS[self.half] * norm:
-            self.context.note(
-                f"{label} stays f32: {lost / norm:.1%} of it would be lost below the range of {self.half}"
-            )
+            self.context.note(f"{label} stays f32: {lost / norm:.1%} of it lies below the range of {self.half}")
             return None
         made = const_of(narrow_array)
         lineage = lineage_of(const)
@@ -367,6 +365,17 @@ def _only_moves(node: Node) -> bool:
 def _size(const: Const) -> float:
     """The size of a number; 0 of constants that hold several."""
     return abs(float(const.array().reshape(()))) if const.dtype.is_float and const.array().size == 1 else 0.0
+
+
+def _loss(wide: Array, narrow_array: Array) -> tuple[float, float]:
+    """The norms of what rounding loses, infinite or NaN where an element is beyond the range, and of the whole."""
+    lost = norm = 0.0
+    for start in range(0, wide.size, _CHUNK):  # large weights are not held again in f64
+        part = wide[start : start + _CHUNK].astype(np.float64)
+        with np.errstate(all="ignore"):
+            error = narrow_array[start : start + _CHUNK].astype(np.float64) - part
+            lost, norm = lost + float(np.sum(error * error)), norm + float(np.sum(part * part))
+    return math.sqrt(lost), math.sqrt(norm)
 
 
 def _is_whole(const: Const) -> bool:

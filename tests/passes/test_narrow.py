@@ -240,6 +240,18 @@ def test_weights_that_do_not_fit_stay_with_a_note() -> None:
     assert held(graph) == {"large": BF16, "tiny": BF16} and not context.diagnostics.notes
 
 
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_weights_that_are_no_numbers_stay(bad: float) -> None:
+    weights = np.linspace(-1, 1, BIG * BIG, dtype=np.float32).reshape(BIG, BIG)
+    weights[3, 4] = bad
+    b = Builder()
+    graph = b.finish((b.matmul(f(b, "x", BIG, BIG), b.const(weights, "odd")),))
+    context = Context(options=CompileOptions(precision="fp16"))
+    result = PassManager((*CORE_PASSES, *TARGET_PASSES), context).run(graph)
+    assert held(result) == {"odd": F32} and not is_rounded(result.nodes[-1])
+    assert "odd stays f32" in context.diagnostics.notes[0]
+
+
 def test_weights_keep_how_they_are_made() -> None:
     """A fold's recipe goes on with a cast, so that the weight can be given at load."""
     graph, _ = narrowed(
