@@ -72,7 +72,7 @@ def test_a_layout() -> None:
 
 
 def test_cubins() -> None:
-    sources = []
+    sources: list[tuple[str, str]] = []
     for dtype in (F32, F64, I64, I8, BOOL):
         for name in NAMES:
             builder = Builder()
