@@ -140,12 +140,11 @@ def _updates_instance_statistics(program: Any) -> bool:
 def _has_projections(program: Any) -> bool:
     """Whether an LSTM makes its output smaller (`proj_size`), which the op that stays whole does not."""
     for node in program.graph.nodes:
-        if str(node.target) == "aten.lstm.input":
-            params, biased, layers, bidirectional = (*node.args[2:5], node.args[7])
-        elif str(node.target) == "aten.lstm.data":
-            params, biased, layers, bidirectional = (*node.args[3:6], node.args[8])
-        else:
+        first = {"aten.lstm.input": 2, "aten.lstm.data": 3}.get(str(node.target))  # where its parameters stand
+        if first is None:
             continue
+        params, biased, layers = node.args[first : first + 3]
+        bidirectional = node.args[first + 5]
         if len(params) != layers * (2 if bidirectional else 1) * (4 if biased else 2):
             return True
     return False
