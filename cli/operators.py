@@ -81,8 +81,11 @@ def _holds(graph: Graph, feed: Mapping[str, Array]) -> bool:
 def open_reference(
     path: Path, threads: int, artifact: Artifact, operators: Sequence[str] = ()
 ) -> Reference | Interpreter:
-    """The model in ONNX Runtime; in the interpreter, with a note, where custom operators keep it from loading there."""
+    """The model in ONNX Runtime; of torch programs, and where custom operators are in the way, in the interpreter."""
     custom_names = [item["onnx"] for item in artifact.meta.get("operators", [])]
+    if path.suffix == ".pt2":
+        note("a torch program is compared with aotc's reference interpreter; with PyTorch itself, compare in Python")
+        return Interpreter(path, artifact, operators)
     try:
         return Reference(path, threads, edges_of(artifact))
     except ModelError:

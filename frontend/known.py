@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from aot import dims as dimension
 from aot import dtypes
 from aot.builder import Builder
 from aot.control import add_read
@@ -21,7 +22,7 @@ from aot.dims import Dim
 from aot.dtypes import DType
 from aot.frontend.known_scalars import MayBeNegative, Ratio, UnknownContents, is_symbolic
 from aot.frontend.known_tensors import contents_of, object_array, objects_of, static_shape
-from aot.ir import Array, Attr, Graph, TensorType, Value, const_of
+from aot.ir import Array, Attr, Graph, Relation, TensorType, Value, const_of
 from aot.ops import OPS, infer
 from aot.ops.opdef import Attrs
 
@@ -52,8 +53,19 @@ class KnownBuilder(Builder):
         self._derived: set[Value] = set()  # made here, of sizes and whole numbers
         self._pending: set[Value] = set()  # of these, what is not in the graph yet
         self.equal: dict[Value, Value] = {}  # an equal value, made later, that lies in what the caller holds
+        self.relations: tuple[Relation, ...] = ()  # that the sizes of the inputs meet
         self.unsigned: dict[Dim, None] = {}  # sizes whose quotients would be known if they were not negative
         self.room: dict[Dim, str] = {}  # what an input has beyond a window, which is not to be negative; the node
+
+    def is_no_less(self, size: Dim) -> bool:
+        """Whether a size is known to be at least 0, by the bounds of symbols and one of the relations."""
+        if dimension.bounds(size)[0] >= 0:
+            return True
+        return any(
+            dimension.bounds(size - (relation.left - relation.right))[0] >= 0
+            for relation in self.relations
+            if relation.sign == ">="
+        )
 
     def known(self, value: Value) -> Array | None:
         """The contents, as an object array, where they are known before running."""

@@ -104,6 +104,7 @@ class TorchImporter:
         shapes = {value.name: value.type.shape for value in self.builder.inputs}
         self.relations, notes = relations_of(self.program, self.sizes, shapes)
         self.notes.extend(notes)
+        self.builder.relations = self.relations
         self.walk(self.program.graph, self.program.graph_module)
         outputs, state = self._outputs(signature, inputs)
         if self.rejected:

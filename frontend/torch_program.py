@@ -16,6 +16,7 @@ import json
 import os
 import re
 import struct
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -118,7 +119,9 @@ def decompose(program: Any) -> Any:
             table.pop(op)
     bare = copy.copy(program)
     guards, bare._guards_code = _guards(program), []
-    decomposed = bare.run_decompositions(table)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns of its own use of its own classes
+        decomposed = bare.run_decompositions(table)
     decomposed._guards_code = list(dict.fromkeys([*guards, *_guards(decomposed)]))
     return decomposed
 

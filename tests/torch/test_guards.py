@@ -105,6 +105,23 @@ def test_relations_in_the_text_and_with_options(tmp_path: Path) -> None:
         aot.compile(program, cache_dir=tmp_path, dims=[DimRange("s77", 2, 2), DimRange("s17", 5, 5)])
 
 
+def test_relations_say_what_sizes_are(tmp_path: Path) -> None:
+    """What is cut to another input's size has that size, which only the relation says."""
+
+    def cut(x: Any, y: Any) -> Any:
+        torch._check(x.shape[0] >= y.shape[0])
+        return x[: y.shape[0]] + y, x[y.shape[0] :] * 2
+
+    program = exported(cut, sizes((6, 3), (4, 3)), ((0,), (0,)))
+    with aot.compile(program, cache_dir=tmp_path).load(threads=1) as model:
+        for rows in ((6, 4), (5, 5), (9, 2)):
+            x, y = sizes((rows[0], 3), (rows[1], 3))
+            for mine, theirs in zip(model(x, y), cut(x, y), strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+        with pytest.raises(GuardError, match=r"expected s77 >= s17, got 3 and 4"):
+            model(*sizes((3, 3), (4, 3)))
+
+
 def test_assumptions_of_tracing_are_none_of_the_users(tmp_path: Path) -> None:
     """PyTorch assumes that no size is 1; a compiled program holds for it."""
     program = exported(lambda x, y: x[2:] + y, sizes((9, 3), (7, 3)), ((0,), (0,)))
