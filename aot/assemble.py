@@ -15,6 +15,7 @@ from aot.kernel import Kernel, KernelOperand
 from aot.lower import lower
 from aot.partition import FlowChart
 from aot.program import (
+    RELATIONS,
     Argument,
     Buffer,
     Constant,
@@ -251,9 +252,6 @@ def input_symbols(graph: Graph) -> tuple[Symbol, ...]:
     return tuple(bound.values())
 
 
-_RELATED = {">=": GuardKind.AT_LEAST, "==": GuardKind.SAME, "!=": GuardKind.DIFFERENT}
-
-
 def guards(graph: Graph, symbols: Sequence[Symbol]) -> tuple[Guard, ...]:
     """The rules on the extents of the inputs: the first extent that is a symbol binds it, all others must be equal."""
     number: dict[Dim, int] = {symbol.dim: index for index, symbol in enumerate(symbols)}
@@ -273,7 +271,7 @@ def guards(graph: Graph, symbols: Sequence[Symbol]) -> tuple[Guard, ...]:
         for port, value, is_equal in graph.input_values
     ]
     related = [
-        Guard(_RELATED[relation.sign], 0, 0, expected=relation.left, other=relation.right)
+        Guard(RELATIONS[relation.sign], 0, 0, expected=relation.left, other=relation.right)
         for relation in graph.relations
         if not relation.known()
     ]

@@ -112,6 +112,9 @@ class TensorType:
     def with_layout(self, layout: Layout) -> TensorType:
         return replace(self, layout=layout)
 
+    def with_dtype(self, dtype: DType) -> TensorType:
+        return replace(self, dtype=dtype)
+
     def __str__(self) -> str:
         from aot.text import type_text  # the printer owns every text form
 
@@ -214,7 +217,7 @@ class Node:
         return f"{self.op} ({', '.join(self.locs)})" if self.locs else self.op
 
 
-SIGNS = (">=", "==", "!=")
+SIGNS = (">=", "==", "!=", ">")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +234,9 @@ class Relation:
     def known(self) -> bool | None:
         """Whether the bounds of the symbols say that it holds (True) or never holds (False)."""
         least, most = dimension.bounds(self.left - self.right)
-        if self.sign == ">=":
-            return True if least >= 0 else False if most < 0 else None
+        if self.sign in (">=", ">"):
+            needed = 0 if self.sign == ">=" else 1
+            return True if least >= needed else False if most < needed else None
         is_apart, is_equal = least > 0 or most < 0, least == most == 0
         if not is_apart and not is_equal:
             return None

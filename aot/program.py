@@ -6,6 +6,7 @@ stores these as a table of stack code, and the runtime evaluates them once per n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -175,6 +176,13 @@ class GuardKind(IntEnum):
     AT_LEAST = 4  # `expected` >= `other`
     SAME = 5  # `expected` == `other`
     DIFFERENT = 6  # `expected` != `other`
+    ABOVE = 7  # `expected` > `other`
+
+
+RELATIONS: Mapping[str, GuardKind] = {
+    ">=": GuardKind.AT_LEAST, "==": GuardKind.SAME, "!=": GuardKind.DIFFERENT, ">": GuardKind.ABOVE,
+}  # fmt: skip
+"""The kind of guard of each sign of a relation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from aot import dtypes
 from aot.ir import Graph, TensorType, Value
-from aot.program import Buffer, Flow, FlowOp, FlowStep, GuardKind, Program, Space
+from aot.program import RELATIONS, Buffer, Flow, FlowOp, FlowStep, GuardKind, Program, Space
 from aot.text import Printer, quote, type_text
 
 
@@ -83,15 +83,15 @@ def buffer_text(program: Program, buffer: Buffer) -> str:
     return f"{text} {buffer.index} {buffer.size_bytes} bytes"
 
 
-SIGN_OF = {GuardKind.AT_LEAST: ">=", GuardKind.SAME: "==", GuardKind.DIFFERENT: "!="}
+_SIGN_OF = {kind: sign for sign, kind in RELATIONS.items()}
 
 
 def guard_lines(program: Program) -> list[str]:
     """The guards as rules on the user's inputs."""
     lines = []
     for guard in program.guards:
-        if guard.kind in SIGN_OF:
-            lines.append(f"guard {guard.expected} {SIGN_OF[guard.kind]} {guard.other}")
+        if guard.kind in _SIGN_OF:
+            lines.append(f"guard {guard.expected} {_SIGN_OF[guard.kind]} {guard.other}")
             continue
         what = f"guard {quote(program.inputs[guard.port].name)} axis {guard.axis}"
         if guard.kind in (GuardKind.VALUE, GuardKind.OTHER_VALUE):

@@ -32,6 +32,7 @@ from aot.dtypes import DType
 from aot.errors import ArtifactError
 from aot.ir import Array, Const, TensorType
 from aot.program import (
+    RELATIONS,
     Argument,
     Buffer,
     Constant,
@@ -416,7 +417,7 @@ class _ProgramReader:
     def guards(self, inputs: Sequence[Port]) -> Iterator[Guard]:
         for r in self.reader.run(Section.GUARDS, self.row["guards"]):
             kind = self.reader.choice(Section.GUARDS, GuardKind, r["kind"])
-            if kind in (GuardKind.AT_LEAST, GuardKind.SAME, GuardKind.DIFFERENT):
+            if kind in RELATIONS.values():
                 yield Guard(kind, 0, 0, expected=self.dim(r["expected"]), other=self.dim(r["other"]))
                 continue
             port = self.index(Section.GUARDS, r["port"], len(inputs), "input")

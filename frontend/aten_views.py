@@ -179,7 +179,7 @@ def _span(c: Context, extent: Dim) -> tuple[Dim, Dim, int]:
     step = c.integer("step") if c.has("step") else 1
     start = c.size("start") if c.has("start") else 0
     end = c.size("end") if c.has("end") else extent
-    first, size = shaping.slice_range(start, end, step, extent, c.builder.is_no_less)
+    first, size = shaping.slice_range(c.builder, start, end, step, extent)
     return first, size, step
 
 

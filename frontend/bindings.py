@@ -56,7 +56,8 @@ class Bindings:
         key = f"{name}.{axis}"
         if key in self.options:
             self._used.add(key)
-            return self._from_option(key, self.options[key], f"{name}_d{axis}")
+            found = self._from_option(key, self.options[key], f"{name}_d{axis}")
+            return _inside(key, found, bounds)
         if isinstance(declared, int) and declared >= 0:
             return declared
         text = declared if isinstance(declared, str) else ""
@@ -77,7 +78,7 @@ class Bindings:
         for key in (text, symbol.name):
             if key in self.options:
                 self._used.add(key)
-                return self._apply(self._from_option(key, self.options[key], symbol.name))
+                return _inside(key, self._apply(self._from_option(key, self.options[key], symbol.name)), bounds)
         return self._apply(symbol.dim)
 
     def unbacked(self, wish: str, lo: int, hi: int | None = None) -> Dim:
@@ -429,3 +430,17 @@ def _calls(dim: Dim) -> Iterator[Call]:
                 yield atom
                 for arg in atom.args:
                     yield from _calls(arg)
+
+
+def _inside(key: str, dim: Dim, bounds: tuple[int, int | None]) -> Dim:
+    """A dim that an option gives. Raises OptionError beyond what the model declares, where it may be wrong."""
+    lo, hi = bounds
+    least, most = dimension.bounds(dim)
+    if (hi is not None and most > hi) or (lo > 1 and least < lo):
+        asked = str(dim) if isinstance(dim, int) else f"{least:g}..{'' if most == math.inf else f'{most:g}'}"
+        raise OptionError(
+            f"{asked} is asked for, and the model holds for {lo}..{'' if hi is None else hi} alone",
+            where=f"dimension {key}",
+            hint="Ask for less, or export the model for a wider range.",
+        )
+    return dim

@@ -57,15 +57,10 @@ class KnownBuilder(Builder):
         self.unsigned: dict[Dim, None] = {}  # sizes whose quotients would be known if they were not negative
         self.room: dict[Dim, str] = {}  # what an input has beyond a window, which is not to be negative; the node
 
-    def is_no_less(self, size: Dim) -> bool:
-        """Whether a size is known to be at least 0, by the bounds of symbols and one of the relations."""
-        if dimension.bounds(size)[0] >= 0:
-            return True
-        return any(
-            dimension.bounds(size - (relation.left - relation.right))[0] >= 0
-            for relation in self.relations
-            if relation.sign == ">="
-        )
+    def is_never_negative(self, size: Dim) -> bool:
+        """Whether a size is known to be at least 0, by the bounds of symbols, with one of the relations or without."""
+        spare = [each.left - each.right for each in self.relations if each.sign in (">=", ">")]
+        return any(dimension.bounds(size - least)[0] >= 0 for least in (0, *spare))
 
     def known(self, value: Value) -> Array | None:
         """The contents, as an object array, where they are known before running."""

@@ -227,7 +227,7 @@ def _slice(c: Context) -> Result:
         axis = c.axis(given_axis)
         if step == 0:
             c.fail("a step is 0")
-        all_starts[axis], all_sizes[axis] = slice_range(start, end, step, x.type.shape[axis])
+        all_starts[axis], all_sizes[axis] = slice_range(c.builder, start, end, step, x.type.shape[axis])
         all_steps[axis] = step
     if all_sizes == list(x.type.shape) and all(step == 1 for step in all_steps):
         return x
@@ -250,7 +250,7 @@ def _slice_by_data(c: Context) -> Value:
         if isinstance(start, Value) or isinstance(end, Value):
             x = onnx_sizes.sliced(c, x, axis, start, end, step)
         else:
-            x = c.slice_axis(x, axis, *slice_range(start, end, step, x.type.shape[axis]), step)
+            x = c.slice_axis(x, axis, *slice_range(c.builder, start, end, step, x.type.shape[axis]), step)
     return x
 
 

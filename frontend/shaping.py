@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,18 +18,8 @@ from aot.ops import same_extent
 _FAR = 1_000_000_000
 
 
-def never_negative(size: Dim) -> bool:
-    """Whether the bounds of the symbols say that a size is at least 0."""
-    return dimension.bounds(size)[0] >= 0
-
-
-def slice_range(
-    start: Dim, end: Dim, step: int, extent: Dim, is_no_less: Callable[[Dim], bool] = never_negative
-) -> tuple[Dim, Dim]:
-    """First position and length of numpy's x[start:end:step] over an extent; negative numbers count from the end.
-
-    `is_no_less`: whether a size is known to be at least 0.
-    """
+def slice_range(builder: KnownBuilder, start: Dim, end: Dim, step: int, extent: Dim) -> tuple[Dim, Dim]:
+    """First position and length of numpy's x[start:end:step] over an extent; negative numbers count from the end."""
     lowest, highest = (0, extent) if step > 0 else (-1, extent - 1)
 
     def place(position: Dim) -> Dim:
@@ -50,14 +40,14 @@ def slice_range(
                 same_extent(dimension.maximum(back, 1), back, "a slice position that counts back from the end")
         if backwards:
             position = position + extent
-        if not is_no_less(position - lowest):
+        if not builder.is_never_negative(position - lowest):
             position = dimension.maximum(position, lowest)
-        return position if is_no_less(highest - position) else dimension.minimum(position, highest)
+        return position if builder.is_never_negative(highest - position) else dimension.minimum(position, highest)
 
     first, last = place(start), place(end)
     room = last - first if step > 0 else first - last
     size = dimension.ceildiv(room, abs(step))
-    if not is_no_less(room):
+    if not builder.is_never_negative(room):
         size = dimension.maximum(size, 0)
     if size == 0:
         first = 0

@@ -64,7 +64,10 @@ def relations_of(
                 assumed = _extents(program, sizes) if assumed is None else assumed
                 known = relation.left in assumed or None
             if known is False:
-                raise ModelError(f"PyTorch's guard never holds: {text}", hint="Export again with the sizes wanted.")
+                raise ModelError(
+                    f"with the sizes that the program is built for, PyTorch's guard never holds: {text}",
+                    hint="Leave these sizes open or give others by --dim, or export the program again.",
+                )
             if known is None:
                 found[relation] = None
     return tuple(found), notes
@@ -72,7 +75,7 @@ def relations_of(
 
 def _may_be_assumed(relation: Relation) -> bool:
     """Whether it is of a form that PyTorch's assumption takes: no size is 0 or 1."""
-    return relation.right in (0, 1) if relation.sign == "!=" else relation.sign == ">=" and relation.right == 2
+    return relation.right in {"!=": (0, 1), ">=": (2,), ">": (1,)}.get(relation.sign, ())
 
 
 def _extents(program: Any, sizes: SizeReader) -> set[Dim]:
@@ -196,9 +199,9 @@ def _relation(left: Dim, sign: ast.cmpop, right: Dim) -> Relation:
     if isinstance(sign, ast.GtE):
         return Relation(left, ">=", right)
     if isinstance(sign, ast.Gt):
-        return Relation(left, ">=", right + 1)
+        return Relation(left, ">", right)
     if isinstance(sign, ast.LtE):
         return Relation(right, ">=", left)
     if isinstance(sign, ast.Lt):
-        return Relation(right, ">=", left + 1)
+        return Relation(right, ">", left)
     raise _Unreadable(f"the comparison {type(sign).__name__}")

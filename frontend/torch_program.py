@@ -50,6 +50,7 @@ _OPERATORS = frozenset(
 )  # fmt: skip
 _MATH = frozenset({"ceil", "floor", "sqrt", "trunc", "pow", "log2", "exp"})
 _TARGET = re.compile(r"torch\.ops\.[A-Za-z_]\w*\.[A-Za-z_]\w*(\.[A-Za-z_]\w*)?|torch\._?sym_[a-z_]+(\.[a-z]+)?")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 _SYMBOL_NAME = re.compile(r"[A-Za-z_]\w*")
 _EXPRESSION_NODES = (
     ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Load, ast.Compare, ast.BoolOp,
@@ -57,9 +58,10 @@ _EXPRESSION_NODES = (
     ast.BitAnd, ast.BitOr, ast.Invert, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE,
 )  # fmt: skip
 _EXPRESSION_CALLS = frozenset(
-    """Abs Add And CeilDiv CeilToInt CleanDiv Eq FloatPow FloatTrueDiv FloorDiv FloorToInt Ge Gt Identity IntTrueDiv
-    Integer IsNonOverlappingAndDenseIndicator Le LShift Lt Max Min Mod ModularIndexing Mul Ne Not Or Piecewise Pow
-    PowByNatural PythonMod RShift RoundDecimal RoundToInt ToFloat TruncToFloat TruncToInt Where ceiling floor""".split()
+    """Abs Add And CeilDiv CeilToInt CleanDiv Eq Equality FloatPow FloatTrueDiv FloorDiv FloorToInt Ge GreaterThan Gt
+    Identity IntTrueDiv Integer IsNonOverlappingAndDenseIndicator Le LessThan LShift Lt Max Min Mod ModularIndexing Mul
+    Ne Not Or Piecewise Pow PowByNatural PythonMod RShift RoundDecimal RoundToInt StrictGreaterThan StrictLessThan
+    ToFloat TruncToFloat TruncToInt Unequality Where ceiling floor""".split()
 )
 
 
@@ -338,6 +340,10 @@ def _is_plain(node: ast.expr) -> bool:
             if any(not isinstance(keyword.value, ast.Constant) for keyword in part.keywords):
                 return False
             continue
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == "Float":
+            if not _is_plain_float(part):
+                return False
+            continue
         if isinstance(part, ast.Call):
             if not isinstance(part.func, ast.Name) or part.func.id not in _EXPRESSION_CALLS or part.keywords:
                 return False
@@ -349,3 +355,12 @@ def _is_plain(node: ast.expr) -> bool:
             return False
         pending.extend(ast.iter_child_nodes(part))
     return True
+
+
+def _is_plain_float(call: ast.Call) -> bool:
+    """Whether a call is a number as sympy writes it: Float('1.5', precision=53)."""
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    if len(call.args) != 1 or any(keyword.arg != "precision" for keyword in call.keywords):
+        return False
+    number, *precision = (each.value if isinstance(each, ast.Constant) else None for each in given)
+    return isinstance(number, str) and _NUMBER.fullmatch(number) is not None and all(type(p) is int for p in precision)

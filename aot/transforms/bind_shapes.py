@@ -81,7 +81,10 @@ def substitute_symbols(graph: Graph, change: Callable[[Symbol], Dim]) -> Graph:
     )
     for before, after in zip(graph.relations, relations, strict=True):
         if after.known() is False:
-            raise OptionError(f"with the sizes that --dim asks for, the model's own rule {before} never holds")
+            raise OptionError(
+                f"with the sizes that --dim asks for, the model's own rule {before} never holds",
+                hint="Ask for sizes that meet it, or leave the dimensions open.",
+            )
     return graph.with_(inputs=inputs, consts=consts, nodes=nodes, outputs=outputs, state=state, relations=relations)
 
 

@@ -10,14 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-import numpy as np
-
 from aot.dtypes import F32, DType
-from aot.ir import Const, Graph, Level, Node, TensorType, Value, const_of
+from aot.ir import Graph, Level, Node, Value
 from aot.options import IO_DTYPES
 from aot.passes import Context, transform
-from aot.program import RecipeOp, RecipeStep
-from aot.transforms.fold import lineage_of
+from aot.transforms.fold import cast_const
 
 _REPLACING = frozenset({"scatter_elements", "scatter_nd"})
 _UPDATES = 2  # the operand of a scatter that holds what is written
@@ -65,7 +62,7 @@ class _Converter:
                 outputs[value] = self._output(value)
         new_state = tuple((self.narrow.get(kept, kept), outputs[new]) for kept, new in graph.state)
         initial = tuple(
-            (number, self._half(const) if graph.inputs[number].type.dtype == F32 else const)
+            (number, cast_const(const, self.dtype) if graph.inputs[number].type.dtype == F32 else const)
             for number, const in graph.initial
         )
         return graph.with_(
@@ -77,7 +74,7 @@ class _Converter:
         )
 
     def _narrow_form(self, value: Value) -> Value:
-        self.narrow[value] = Value(_as(value.type, self.dtype), value.name)
+        self.narrow[value] = Value(value.type.with_dtype(self.dtype), value.name)
         return self.narrow[value]
 
     def _widen(self, value: Value, locs: tuple[str, ...]) -> None:
@@ -97,7 +94,7 @@ class _Converter:
             elif number == 0:
                 inputs.append(self.narrow[value])
             elif number == _UPDATES and node.op in _REPLACING:
-                update = Value(_as(value.type, self.dtype), value.name)
+                update = Value(value.type.with_dtype(self.dtype), value.name)
                 self.nodes.append(_cast(self._read(value), update, node.locs))
                 inputs.append(update)
             else:
@@ -111,20 +108,10 @@ class _Converter:
             return self._read(value)
         if value in self.narrow and value not in self.graph.inputs:
             return self.narrow[value]
-        made = Value(_as(value.type, self.dtype), value.name)
+        made = Value(value.type.with_dtype(self.dtype), value.name)
         locs = self.graph.producer[value].locs if value in self.graph.producer else ()
         self.nodes.append(_cast(self._read(value), made, locs))
         return made
-
-    def _half(self, const: Const) -> Const:
-        """Initial state in the narrow type, made of the same weights."""
-        with np.errstate(all="ignore"):
-            made = const_of(const.array().astype(self.dtype.numpy))
-        lineage = lineage_of(const)
-        if lineage is None or not lineage[1]:
-            return made
-        recipe = (*lineage[0], RecipeStep(RecipeOp.CAST, dtype=self.dtype.number))
-        return replace(made, source=lineage[1][0].source, recipe=recipe, recipe_sources=lineage[1])
 
 
 def _chain(graph: Graph, kept: Value, new: Value) -> Sequence[Value]:
@@ -146,10 +133,6 @@ def _read_only(nodes: Sequence[Node], results: Sequence[Value]) -> tuple[Node, .
     """The nodes without casts that nobody reads."""
     read = {value for node in nodes for value in node.operands} | set(results)
     return tuple(node for node in nodes if node.op != "cast" or node.output in read)
-
-
-def _as(type_: TensorType, dtype: DType) -> TensorType:
-    return replace(type_, dtype=dtype)
 
 
 def _cast(source: Value, made: Value, locs: tuple[str, ...]) -> Node:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from aot import dtypes
+from aot.dtypes import DType
 from aot.evaluate import fold_value
 from aot.ir import Const, Graph, Level, Node, Value, attr_symbols, const_of
 from aot.passes import Context, transform
@@ -86,6 +87,16 @@ def _constant(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], lineage:
         return const
     recipe, sources = lineage
     return replace(const, source=sources[0].source, recipe=recipe, recipe_sources=sources)
+
+
+def cast_const(const: Const, dtype: DType) -> Const:
+    """The constant in a float type, with how it is made of weights."""
+    with np.errstate(all="ignore"):
+        array = const.array().astype(dtype.numpy)
+    lineage = lineage_of(const)
+    if lineage is None or not lineage[1]:
+        return const_of(array)
+    return _constant(array, ((*lineage[0], RecipeStep(RecipeOp.CAST, dtype=dtype.number)), lineage[1]))
 
 
 def lineage_of(const: Const) -> Lineage | None:

@@ -21,13 +21,12 @@ import numpy as np
 
 from aot.dims import typical
 from aot.dtypes import BF16, F16, F32, DType
-from aot.ir import Array, Const, Graph, Level, Node, TensorType, Value, const_of, live
+from aot.ir import Array, Const, Graph, Level, Node, Value, live
 from aot.lower import OWNED_KINDS
 from aot.ops import OPS, Kind
 from aot.ops.helpers import int_attr
 from aot.passes import Context, transform
-from aot.program import RecipeOp, RecipeStep
-from aot.transforms.fold import lineage_of
+from aot.transforms.fold import cast_const
 
 HALVES: Mapping[str, DType] = {"fp16": F16, "bf16": BF16}
 """The element type of each half precision."""
@@ -139,10 +138,9 @@ class _Narrowing:
     def _half_const(self, const: Const, name: str) -> Const | None:
         """The constant in 16 bits; None where that loses more than rounding does, and then a note says so."""
         wide = const.array()
-        with np.errstate(all="ignore"):
-            narrow_array = wide.astype(self.half.numpy)
+        made = cast_const(const, self.half)
         label = const.source or name or f"a constant of shape {list(const.shape)}"
-        lost, norm = _loss(wide.reshape(-1), narrow_array.reshape(-1))
+        lost, norm = _loss(wide.reshape(-1), made.array().reshape(-1))
         if not math.isfinite(lost):
             largest = float(np.max(np.abs(wide)))
             self.context.note(f"{label} stays f32: its largest element, {largest:.3g}, is beyond {self.half}")
@@ -150,13 +148,7 @@ class _Narrowing:
         if lost > _LOSS[self.half] * norm:
             self.context.note(f"{label} stays f32: {lost / norm:.1%} of it lies below the range of {self.half}")
             return None
-        made = const_of(narrow_array)
-        lineage = lineage_of(const)
-        if lineage is None:
-            return made
-        steps, sources = lineage
-        recipe = (*steps, RecipeStep(RecipeOp.CAST, dtype=self.half.number))
-        return replace(made, source=sources[0].source, recipe=recipe, recipe_sources=sources)
+        return made
 
     def _look_inside(self, kernel: Node) -> None:
         """Finds the natures of what a kernel makes, and its products."""
@@ -258,7 +250,7 @@ class _Narrowing:
         for value, const in self.graph.consts.items():
             held = self.weights.get(value)
             if value in chosen and held is not None:
-                renamed[value] = Value(_as(value.type, self.half), value.name)
+                renamed[value] = Value(value.type.with_dtype(self.half), value.name)
                 consts[renamed[value]] = held
             else:
                 consts[value] = const
@@ -268,12 +260,12 @@ class _Narrowing:
             source = _widened(node, self.half)
             if source is not None and node.outputs[0] in chosen - in_concat:
                 held_as = renamed.get(source, source)
-                if held_as.type == _as(node.outputs[0].type, self.half):
+                if held_as.type == node.outputs[0].type.with_dtype(self.half):
                     renamed[node.outputs[0]] = held_as
                     continue
             for value in node.outputs:
                 if value in chosen:
-                    renamed[value] = Value(_as(value.type, self.half), value.name)
+                    renamed[value] = Value(value.type.with_dtype(self.half), value.name)
             nodes.append(self._kernel(node, renamed) if node.op == "kernel" else _renamed(node, renamed))
         result = self.graph.with_(nodes=tuple(nodes), consts=consts)
         return live(result)
@@ -285,7 +277,7 @@ class _Narrowing:
             return kernel
         if _only_moves(kernel):
             inside = {
-                inner: Value(_as(inner.type, renamed[outer].type.dtype), inner.name)
+                inner: Value(inner.type.with_dtype(renamed[outer].type.dtype), inner.name)
                 for inner, outer in zip((*body.inputs, *body.outputs), (*kernel.operands, *kernel.outputs), strict=True)
                 if outer in renamed
             }
@@ -299,7 +291,7 @@ class _Narrowing:
         wide: dict[Value, Value] = {}  # the f32 form of what is 16 bits wide outside
 
         def cast(value: Value, dtype: DType, locs: tuple[str, ...]) -> Value:
-            made = Value(_as(value.type, dtype), value.name)
+            made = Value(value.type.with_dtype(dtype), value.name)
             nodes.append(Node("cast", (value,), (made,), MappingProxyType({"to": dtype}), locs))
             return made
 
@@ -309,7 +301,7 @@ class _Narrowing:
             if held.type.dtype == inner.type.dtype:
                 inputs.append(inner)
                 continue
-            inputs.append(Value(_as(inner.type, held.type.dtype), inner.name))
+            inputs.append(Value(inner.type.with_dtype(held.type.dtype), inner.name))
             wide[inner] = cast(inputs[-1], inner.type.dtype, kernel.locs[:1])
         exact = set(wide.values())
         rounded: dict[Value, Value] = {}
@@ -329,10 +321,6 @@ class _Narrowing:
             outputs.append(cast(inner, self.half, kernel.locs[-1:]) if outer in renamed else inner)
         region = live(body.with_(inputs=tuple(inputs), nodes=tuple(nodes), outputs=tuple(outputs)))
         return replace(_renamed(kernel, renamed), regions=(region,))
-
-
-def _as(type_: TensorType, dtype: DType) -> TensorType:
-    return replace(type_, dtype=dtype)
 
 
 def _renamed(node: Node, renamed: Mapping[Value, Value]) -> Node:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from aot.backend.lines import Integers, Lines
+from aot.dims import Dim
 from aot.dtypes import BF16, F16, F32, F64, DType
 from aot.errors import TargetError
+from aot.ir import TensorType
 
 
 class Code(Lines):
@@ -38,6 +40,31 @@ _POINTERS = {
     "bool": "*u8", "f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "f64": "*fp64",
     **{f"{sign}{bits}": f"*{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64)},
 }  # fmt: skip
+
+
+def split_places(code: Code, dims: DimTable, flat: str, extents: Sequence[Dim], prefix: str) -> list[str]:
+    """Indices of axes from a flat position, the last fastest; writes their lines. `prefix` names them, by number."""
+    names: list[str] = []
+    rest = flat
+    for axis in reversed(range(len(extents))):
+        if axis == 0:
+            names.insert(0, rest)
+            break
+        extent = dims.text(extents[axis])
+        code.line(f"{prefix}{axis} = {rest} % {extent}")
+        code.line(f"{prefix}{axis}_left = {rest} // {extent}")
+        names.insert(0, f"{prefix}{axis}")
+        rest = f"{prefix}{axis}_left"
+    return names
+
+
+def offset_at(dims: DimTable, type_: TensorType, places: Sequence[str], zeros: str) -> str:
+    """Elements from a tensor's pointer to the indices given as texts; `zeros` has the shape of the result."""
+    terms = [dims.text(type_.origin_elements)] if type_.origin_elements != 0 else []
+    for place, stride in zip(places, type_.strides, strict=True):
+        if place != "0" and stride != 0:
+            terms.append(f"({place})" if stride == 1 else f"({place}) * {dims.text(stride)}")
+    return " + ".join([*terms, zeros])
 
 
 def memory_type(dtype: DType) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from aot import dims as dimension
 from aot.backend.base import Emitted
-from aot.backend.cuda.code import Code, DimTable, memory_type
+from aot.backend.cuda.code import Code, DimTable, memory_type, offset_at, split_places
 from aot.backend.cuda.frame import Tiling, finish, power_of_two
 from aot.backend.cuda.render import LARGEST_INDEX
 from aot.dims import typical
@@ -39,27 +39,26 @@ class _Running:
         (number,) = (n for n in root.operands if n is not None)
         self.source = f"p{number}"
         self.x = kernel.inputs[number].type
-        self.rows = list(range(self.x.rank - 1))
         self.extent = self.x.shape[-1]
         self.dims, self.code = DimTable(), Code(1)
         sizes = [dimension.bounds(o.type.elements)[1] for o in (*kernel.inputs, *kernel.outputs)]
         self.index_type = "tl.int64" if any(size > LARGEST_INDEX for size in sizes) else "tl.int32"
         extent = self.extent
         self.piece = min(power_of_two(max(extent, 1)), PIECE) if isinstance(extent, int) else PIECE
-        count = typical(dimension.product(self.x.shape[a] for a in self.rows))
+        count = typical(dimension.product(self.x.shape[:-1]))
         enough = power_of_two(max(count // (2 * int(target.numbers["multiprocessors"])), 1))
         self.units = max(min(ELEMENTS // self.piece, enough), 1)
 
     def emit(self) -> Emitted:
         code, dims, piece, units = self.code, self.dims, self.piece, self.units
-        total = dimension.product(self.x.shape[a] for a in self.rows)
+        total = dimension.product(self.x.shape[:-1])
         function, kind = self.root.op.removeprefix("running_"), memory_type(self.x.dtype)
         tiling = Tiling(code, dims)
         with tiling.programs(dimension.ceildiv(total, units)) as program:
             start = f"({program} + tl.full((), 0, {self.index_type}))"
             code.line(f"row = ({start} * {units} + tl.arange(0, {units}))[:, None]")
             code.line(f"row_inside = row < {dims.text(total)}")
-            places = self._places()
+            places = split_places(code, dims, "row", self.x.shape[:-1], "i")
             # Every element takes the place of this one.
             code.line(f"best = tl.full(({units}, 1), {_worst(self.x.dtype, function)}, {kind})")
             code.line(f"best_at = tl.full(({units}, 1), 0, {self.index_type})")
@@ -89,27 +88,8 @@ class _Running:
             schedule=f"scan of pairs, {units} x {piece} of a row", flops=self.x.elements * 4,
         )  # fmt: skip
 
-    def _places(self) -> list[str]:
-        """The indices of the rows' axes; writes them."""
-        found: list[str] = []
-        rest = "row"
-        for axis in reversed(self.rows):
-            if axis == 0:
-                found.insert(0, rest)
-                break
-            extent = self.dims.text(self.x.shape[axis])
-            self.code.line(f"i{axis} = {rest} % {extent}")
-            self.code.line(f"left{axis} = {rest} // {extent}")
-            found.insert(0, f"i{axis}")
-            rest = f"left{axis}"
-        return found
-
     def _offset(self, type_: TensorType, places: list[str]) -> str:
-        terms = [self.dims.text(type_.origin_elements)] if type_.origin_elements != 0 else []
-        for place, stride in zip(places, type_.strides, strict=True):
-            if stride != 0:
-                terms.append(f"({place})" if stride == 1 else f"({place}) * {self.dims.text(stride)}")
-        return " + ".join([*terms, f"tl.zeros(({self.units}, 1), tl.int32)"])
+        return offset_at(self.dims, type_, places, f"tl.zeros(({self.units}, 1), tl.int32)")
 
 
 def _worst(dtype: DType, function: str) -> str:

@@ -10,7 +10,15 @@ from collections.abc import Sequence
 
 from aot import dims as dimension
 from aot.backend.base import Emitted
-from aot.backend.cuda.code import Code, DimTable, memory_type, register_dtype, register_type
+from aot.backend.cuda.code import (
+    Code,
+    DimTable,
+    memory_type,
+    offset_at,
+    register_dtype,
+    register_type,
+    split_places,
+)
 from aot.backend.cuda.frame import Tiling, finish, power_of_two
 from aot.backend.cuda.functions import convert
 from aot.backend.cuda.render import LARGEST_INDEX
@@ -66,15 +74,9 @@ class _Scatter:
             start = f"({program} + tl.full((), 0, tl.int64))" if self.is_wide else program
             code.line(f"column = {start} * {block} + tl.arange(0, {block})")
             code.line(f"inside = column < {dims.text(total)}")
-            self.places: dict[int, str] = {}
-            rest = "column"
-            for position, axis in reversed(list(enumerate(self.columns))):
-                extent = dims.text(self.data.shape[axis])
-                self.places[axis] = rest if position == 0 else f"i{axis}"
-                if position:
-                    code.line(f"i{axis} = {rest} % {extent}")
-                    code.line(f"left{axis} = {rest} // {extent}")
-                    rest = f"left{axis}"
+            self.places = dict(
+                zip(self.columns, self._split("column", self.columns, self.data.shape, "i"), strict=True)
+            )
             self.zeros = f"tl.zeros(({block},), tl.int32)"
             self._copy()
             if self.by_tuples:
@@ -89,11 +91,7 @@ class _Scatter:
         return Emitted(made.source, made.dims, made.schedule, flops=made.flops, bytes_moved=moved, grid=made.grid)
 
     def _offset(self, type_: TensorType, places: Sequence[str]) -> str:
-        terms = [self.dims.text(type_.origin_elements)] if type_.origin_elements != 0 else []
-        for place, stride in zip(places, type_.strides, strict=True):
-            if place != "0" and stride != 0:
-                terms.append(f"({place})" if stride == 1 else f"({place}) * {self.dims.text(stride)}")
-        return " + ".join([*terms, self.zeros])
+        return offset_at(self.dims, type_, places, self.zeros)
 
     def _all_places(self, scattered: Sequence[str]) -> list[str]:
         found = dict(self.places)
@@ -102,17 +100,7 @@ class _Scatter:
 
     def _split(self, flat: str, axes: Sequence[int], shape: Sequence[Dim], prefix: str) -> list[str]:
         """Indices of axes from a flat position, written as lines."""
-        names: list[str] = []
-        rest = flat
-        for position in reversed(range(len(axes))):
-            name = f"{prefix}{position}"
-            extent = self.dims.text(shape[axes[position]])
-            self.code.line(f"{name} = {rest}" if position == 0 else f"{name} = {rest} % {extent}")
-            if position:
-                self.code.line(f"{prefix}{position}_left = {rest} // {extent}")
-                rest = f"{prefix}{position}_left"
-            names.insert(0, name)
-        return names
+        return split_places(self.code, self.dims, flat, [shape[a] for a in axes], prefix)
 
     def _copy(self) -> None:
         code = self.code

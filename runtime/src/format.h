@@ -121,6 +121,7 @@ enum : uint32_t {
     AT_LEAST = 4,
     SAME = 5,
     DIFFERENT = 6,
+    ABOVE = 7,
 };
 }
 

@@ -163,16 +163,21 @@ bool holds(const Artifact &a, const ProgramEntry &p, const GuardEntry &rule, con
     int64_t found = 0, other = 0;
     const bool known = evaluate_dim(a.dim_code.data() + left.code.first, left.code.count, symbols, &found) &&
                        evaluate_dim(a.dim_code.data() + right.code.first, right.code.count, symbols, &other);
-    const char *sign = rule.kind == guard_kind::AT_LEAST ? ">=" : rule.kind == guard_kind::SAME ? "==" : "!=";
-    if (known && (rule.kind == guard_kind::AT_LEAST ? found >= other : (found == other) == (rule.kind == guard_kind::SAME))) {
-        return true;
+    const char *sign = "!=";
+    bool meets = found != other;
+    switch (rule.kind) {
+        case guard_kind::AT_LEAST: sign = ">=", meets = found >= other; break;
+        case guard_kind::ABOVE: sign = ">", meets = found > other; break;
+        case guard_kind::SAME: sign = "==", meets = found == other; break;
+        default: break;
     }
+    if (known && meets) return true;
     char message[500], where[200], got[60] = "which overflows 64 bits";
     if (known) snprintf(got, sizeof got, "got %lld and %lld", static_cast<long long>(found), static_cast<long long>(other));
     symbols_text(a, p, rule, where, sizeof where);
     snprintf(message, sizeof message, "expected %.100s %s %.100s, %s (%s)", a.text(left.text), sign, a.text(right.text), got,
              where);
-    *failure = Failure(AOT_ERROR_GUARD, "sizes of the inputs", "Give inputs whose sizes fit each other.", "%s", message);
+    *failure = Failure(AOT_ERROR_GUARD, "sizes of the inputs", "Give inputs of other sizes: PyTorch found this rule when it exported the program.", "%s", message);
     return false;
 }
 

@@ -150,7 +150,7 @@ private:
         for (uint32_t i = 0; i < p_.guards.count; ++i) {
             const size_t record = p_.guards.first + i;
             const GuardEntry &guard = a_.guards[record];
-            if (guard.kind == guard_kind::AT_LEAST || guard.kind == guard_kind::SAME || guard.kind == guard_kind::DIFFERENT) {
+            if (guard.kind >= guard_kind::AT_LEAST && guard.kind <= guard_kind::ABOVE) {
                 dim(section::GUARDS, record, guard.expected);
                 dim(section::GUARDS, record, guard.other);
                 continue;

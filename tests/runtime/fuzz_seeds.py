@@ -27,6 +27,7 @@ from aot.artifacts.write import assemble
 from aot.dims import Symbol
 from aot.ir import Array, TensorType, const_of
 from aot.program import (
+    RELATIONS,
     Argument,
     Buffer,
     Constant,
@@ -132,7 +133,7 @@ def guarded() -> Iterator[tuple[str, tuple[Program, ...]]]:
     yield "divisor", (replace(base, guards=(bind, base.guards[1])),)
     square = (base.guards[0], Guard(GuardKind.EQUAL, 0, 1, expected=dims.maximum(batch * 2 - 3, 5)))
     yield "equal", (replace(base, guards=square),)
-    kinds = (GuardKind.AT_LEAST, GuardKind.SAME, GuardKind.DIFFERENT)
+    kinds = tuple(RELATIONS.values())
     related = [Guard(kind, 0, 0, expected=batch * 2, other=dims.maximum(batch + 3, 5)) for kind in kinds]
     yield "relations", (replace(base, guards=(*base.guards, *related)),)
     index = Port("rate", TensorType(dtypes.I64, ()))

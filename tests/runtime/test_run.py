@@ -242,6 +242,7 @@ def test_divisor_and_equality_guards() -> None:
     [
         (GuardKind.AT_LEAST, r"expected batch >= 2\*batch - 3, got 5 and 7"),
         (GuardKind.SAME, r"expected batch == 2\*batch - 3, got 5 and 7"),
+        (GuardKind.ABOVE, r"expected batch > 2\*batch - 3, got 3 and 3"),
         (GuardKind.DIFFERENT, r"expected batch != 2\*batch - 3, got 3 and 3"),
     ],
 )
@@ -250,7 +251,7 @@ def test_relations_of_sizes(kind: GuardKind, words: str) -> None:
     program, batch = handmade.program(), handmade.BATCH.dim
     related = Guard(kind, 0, 0, expected=batch, other=batch * 2 - 3)
     model = handmade.artifact(replace(program, guards=(*program.guards, related))).load(threads=1)
-    good, bad = (2, 3) if kind == GuardKind.DIFFERENT else (3, 5)
+    good, bad = (2, 3) if kind in (GuardKind.DIFFERENT, GuardKind.ABOVE) else (3, 5)
     assert model(handmade.batch_of(good)).shape == (good, 19)
     with pytest.raises(GuardError, match=f"sizes of the inputs: {words}"):
         model(handmade.batch_of(bad))

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import aot
-from aot.errors import AotError, ModelError, UnsupportedError
+from aot.errors import AotError, ModelError, OptionError, UnsupportedError
 from aot.frontend import load
+from aot.frontend.torch_import import import_torch
 from aot.frontend.torch_program import is_plain_expression
 
 torch: Any = pytest.importorskip("torch")
@@ -183,3 +184,59 @@ def test_a_quotient_is_rounded_as_it_says(kind: str, expected: int) -> None:
     sizes.symbols["s0"] = Bindings().input_dim("x", 0, "s0")
     rounded = getattr(functions, kind)(functions.IntTrueDiv(size, sympy.Integer(2)))
     assert evaluate(sizes.of(rounded), {"s0": 5}) == expected
+
+
+class FromData(torch.nn.Module):
+    """Sizes that data gives, and conditions on them, in every form that sympy has a name for."""
+
+    def forward(self, x: Any, n: Any) -> Any:
+        k = n.item()
+        torch._check(k >= 1)
+        torch._check(k < 5)
+        torch._check(k != 4)
+        return x[:k] * 2, torch.nonzero(x), x[x > 0], x.narrow(0, k, 1)
+
+
+def test_sizes_from_data_in_a_file(tmp_path: Path) -> None:
+    x = torch.tensor([1.0, -2.0, 0.0, 4.0, 5.0])
+    program = torch.export.export(FromData(), (x, torch.tensor(2)))
+    torch.export.save(program, tmp_path / "program.pt2")
+    model = aot.compile(tmp_path / "program.pt2", "cpu:x86-64-v3").load(threads=1)
+    for k in (1, 3):
+        found = model.run({"x": x, "n": torch.tensor(k)})
+        for mine, theirs in zip(found.values(), FromData()(x, torch.tensor(k)), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_plain"),
+    [
+        ("TruncToInt(Mul(Float('1.5', precision=53), ToFloat(Symbol('s0', positive=True, integer=True))))", True),
+        ("LessThan(Symbol('u0', integer=True), Integer(3))", True),
+        ("Float('-1e-3', precision=53)", True),
+        ("Float('__import__', precision=53)", False),
+        ("Float('1.5', precision=open)", False),
+        ("Float('1.5', parse=1)", False),
+        ("Float(open('x'))", False),
+        ("Float()", False),
+    ],
+)
+def test_numbers_in_expressions(text: str, is_plain: bool) -> None:
+    assert is_plain_expression(text) is is_plain
+
+
+def test_options_stay_inside_of_the_exported_range(tmp_path: Path) -> None:
+    """PyTorch drops branches that the range excludes: beyond it the program is another one."""
+
+    class Branch(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x * 2 if x.shape[0] < 100 else x * 100
+
+    shapes = ({0: torch.export.Dim("n", min=3, max=64)},)
+    program = torch.export.export(Branch(), (torch.ones(5),), dynamic_shapes=shapes)
+    (name,) = {str(symbol) for symbol in program.range_constraints}
+    for key in (name, "x.0"):
+        for wide in ((3, 200), (2, 64), (3, None), 100):
+            with pytest.raises(OptionError, match=r"the model holds for 3\.\.64 alone"):
+                import_torch(program, {key: wide})
+        import_torch(program, {key: (4, 32)})
