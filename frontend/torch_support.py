@@ -88,8 +88,8 @@ Core ATen by `run_decompositions`, except for these, which stay whole: {", ".joi
   the program, and `--dim` may narrow the range, not widen it. It also takes every open size to be at least 2, and drops
   what the model does otherwise at 0 and 1 (`if x.shape[0] == 1`, `x.squeeze(0)`): a run with such a size follows the
   traced path. Sizes of 0 are refused.
-- **Indices outside of a table or a cache** are no error, unlike in eager: a lookup takes the nearest row, or counts from
-  the end, and a write changes nothing. Check positions before the call.
+- **Indices outside of a table or a cache** are no error, unlike in eager: a lookup takes the nearest row, or counts
+  from the end, and a write changes nothing. Check positions before the call.
 - **Weights** that are one tensor under several names are stored once.
 - **Control flow.** {", ".join(control)}: as [ONNX's](onnx.md#control-flow-and-sizes-from-data).
 - **Complex numbers** are pairs of real tensors inside of a program, complex buffers and weights included: so

@@ -10,12 +10,12 @@ import pytest
 from aot.builder import Builder
 from aot.dtypes import F16, F32, F64, I64
 from aot.evaluate import evaluate
-from aot.ir import Const, Graph
+from aot.ir import Const, Graph, const_of
 from aot.options import CompileOptions
 from aot.passes import Context
 from aot.program import RecipeOp, Source
 from aot.recipe import run
-from aot.transforms.fold import fold
+from aot.transforms.fold import cast_const, fold
 from aot.transforms.simplify import simplify
 from aot.verify import verify
 from tests.passes.cases import N, assert_same, built, f, f32, full, ints, n, w
@@ -192,3 +192,12 @@ def test_bits_of_special_values_survive() -> None:
 def test_integer_constants() -> None:
     result = folded(lambda b: b.gather(f(b, "x", 6, 2), b.add(ints(b, 0, 1), ints(b, 2, 3)), axis=0))
     assert ops(result) == ["gather"]
+
+
+@pytest.mark.parametrize("source", ["", "w"])
+def test_a_constant_in_another_type(source: str) -> None:
+    """Also one that a recipe could only make of a number, with no weight in it."""
+    const = const_of(np.full((1, 1), 0.3, np.float32), source)
+    made = cast_const(const, F16)
+    assert made.array() == np.float16(0.3) and made.dtype == F16
+    assert (made.recipe is not None) == bool(source)
