@@ -78,14 +78,21 @@ def read_program(source: Any, *, trust_pickle: bool = False) -> tuple[Any, str]:
     `source` is a path of a .pt2 file, its bytes, or an ExportedProgram. Raises ModelError for a file that is no
     exported program or is hostile, UnsupportedError where only a pickle holds the data.
     """
-    _need_torch()
-    if is_program(source):
-        program, digest = source, ""
-    else:
-        data = source if isinstance(source, bytes) else _file_bytes(source)
-        program, digest = _from_archive(data, trust_pickle), hashlib.sha256(data).hexdigest()
+    program, digest = open_program(source, trust_pickle=trust_pickle)
     decomposed = decompose(program)
     return decomposed, digest or _program_digest(decomposed)
+
+
+def open_program(source: Any, *, trust_pickle: bool = False) -> tuple[Any, str]:
+    """The ExportedProgram as it was exported, and a digest of its source; "" where that is a program of Python's.
+
+    Takes and raises what `read_program` does.
+    """
+    _need_torch()
+    if is_program(source):
+        return source, ""
+    data = source if isinstance(source, bytes) else _file_bytes(source)
+    return _from_archive(data, trust_pickle), hashlib.sha256(data).hexdigest()
 
 
 def _need_torch() -> None:
@@ -108,6 +115,7 @@ def _file_bytes(path: str | os.PathLike[str]) -> bytes:
 def decompose(program: Any) -> Any:
     """The program in Core ATen, with what KEPT_WHOLE names left whole.
 
+    Raises UnsupportedError for an operator whose results PyTorch cannot foresee, ModelError where it fails otherwise.
     PyTorch would run the program's guards here, which are Python: they are kept from it, and put back.
     """
     import torch
@@ -123,9 +131,31 @@ def decompose(program: Any) -> Any:
     guards, bare._guards_code = _guards(program), []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch warns of its own use of its own classes
-        decomposed = bare.run_decompositions(table)
+        try:
+            decomposed = bare.run_decompositions(table)
+        except Exception as error:  # torch raises anything here
+            raise _not_decomposed(error) from error
     decomposed._guards_code = list(dict.fromkeys([*guards, *_guards(decomposed)]))
     return decomposed
+
+
+def _not_decomposed(error: Exception) -> ModelError | UnsupportedError:
+    """What to say where PyTorch does not take a program to Core ATen: the node and the reason, without its traces."""
+    text = str(error)
+    found = re.search(r"While executing %(\w+)", text)
+    where = f"node {found[1]!r}" if found else ""
+    reason = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)[:200]
+    if type(error).__name__ == "UnsupportedOperatorException":
+        return UnsupportedError(
+            f"PyTorch cannot take {reason} to Core ATen: it has no fake implementation, to foresee the results",
+            where=where,
+            hint="Leave the operator out, or register a fake implementation of it and export again.",
+        )
+    return ModelError(
+        f"PyTorch cannot take the program to Core ATen: {type(error).__name__}: {reason}",
+        where=where,
+        hint="program.run_decompositions() fails in the same way in Python.",
+    )
 
 
 def _guards(program: Any) -> list[str]:

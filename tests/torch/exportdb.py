@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 import aot
 from aot.errors import UnsupportedError
-from tests.torch.suites import Call, Case, Outcome, array_of, brief, judged, quiet
+from tests.torch.suites import FILE, Call, Case, Outcome, array_of, brief, bytes_of, judged, quiet
 
 
 def examples() -> Iterator[Any]:
@@ -24,8 +24,8 @@ def examples() -> Iterator[Any]:
             yield example
 
 
-def run(example: Any, cache: Path, target: str = "cpu:x86-64-v3") -> Outcome:
-    """What becomes of an example."""
+def run(example: Any, cache: Path, target: str = "cpu:x86-64-v3", through: str = FILE) -> Outcome:
+    """What becomes of an example; `through` a .pt2 file, or in memory."""
     args, kwargs = example.example_args, example.example_kwargs
     call = Call(example.model, args, kwargs)
     outcome = Outcome(Case(example.name, "", 0, call, call.tensors()))
@@ -35,6 +35,7 @@ def run(example: Any, cache: Path, target: str = "cpu:x86-64-v3") -> Outcome:
             program = torch.export.export(
                 copy.deepcopy(example.model), args, kwargs, dynamic_shapes=example.dynamic_shapes, strict=False
             )
+            source = bytes_of(program) if through == FILE else program
             expected = pytree.tree_leaves(copy.deepcopy(example.model)(*given[0], **given[1]))
     except Exception as error:
         outcome.settle("no export", brief(error))
@@ -43,7 +44,7 @@ def run(example: Any, cache: Path, target: str = "cpu:x86-64-v3") -> Outcome:
     wanted = [(str(number), leaf) for number, leaf in enumerate(expected) if isinstance(leaf, kinds)]
     try:
         with quiet():  # PyTorch warns of its own treespecs
-            artifact = aot.compile(program, target, cache_dir=cache)
+            artifact = aot.compile(source, target, cache_dir=cache)
         with aot.load(artifact.data, threads=1) as model:
             kept = {pair.output for pair in model.state}
             results = model.run(_feeds(program, model, call.tensors()))

@@ -1,9 +1,9 @@
 """Runs cases of PyTorch's own test suites on the compiled CPU target: many cases become one artifact.
 
 A case is a module and its tensors. A batch of cases is exported as one program with an output list for each,
-taken to core ops, imported, built and run once, and every case is compared with eager by itself. Where a batch
-fails as a whole, its halves are tried, down to the one case at fault. Cases share no values, so that what is said
-of a case holds for a program of that case alone.
+saved as a .pt2 file, read back as `aotc build` reads it, taken to core ops, imported, built and run once, and every
+case is compared with eager by itself. Where a batch fails as a whole, its halves are tried, down to the one case at
+fault. Cases share no values, so that what is said of a case holds for a program of that case alone.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from torch.utils import _pytree as pytree
 
 import aot
 from aot.control import has_control
-from aot.errors import ModelError
+from aot.errors import ModelError, UnsupportedError
 from aot.frontend.bindings import Bindings
 from aot.frontend.imported import ImportInfo
 from aot.frontend.torch_import import TorchImporter, is_size, np_array, op_name
-from aot.frontend.torch_program import decompose
+from aot.frontend.torch_program import decompose, open_program
 from aot.frontend.torch_registry import dtype_of
 from aot.ir import Graph, live
 
 TOLERANCE = {"float16": (4e-3, 4e-3), "bfloat16": (2e-2, 2e-2), "float32": (2e-4, 2e-5)}  # relative, absolute
+FILE, MEMORY = "file", "memory"  # through which a program comes from its export to the importer
 Results = Sequence[tuple[str, Any]]  # ("0", tensor or number) of each result, ("given 1", tensor) of a changed input
 
 
@@ -135,10 +136,15 @@ class Merged(torch.nn.Module):
 
 
 class Runner:
-    """Runs cases. `core`: nothing is kept whole, so that only core ops and what PyTorch itself leaves remain."""
+    """Runs cases. `core`: nothing is kept whole, so that only core ops and what PyTorch itself leaves remain.
 
-    def __init__(self, cache: Path, target: str = "cpu:x86-64-v3", size: int = 48, *, core: bool = False) -> None:
-        self.cache, self.target, self.size, self.core = cache, target, size, core
+    `through`: FILE, the .pt2 file that a program is saved as, or MEMORY, the program itself.
+    """
+
+    def __init__(
+        self, cache: Path, target: str = "cpu:x86-64-v3", size: int = 48, *, core: bool = False, through: str = FILE
+    ) -> None:
+        self.cache, self.target, self.size, self.core, self.through = cache, target, size, core, through
 
     def run(self, cases: Sequence[Case]) -> Iterator[Outcome]:
         """The outcomes, in the order of the cases."""
@@ -157,11 +163,16 @@ class Runner:
         """From eager to a decomposed program; in halves where the whole fails."""
         if not entries:
             return
+        program = saved = None
         try:
-            program = exported([entry.case for entry in entries], core=self.core)
+            program = exported([entry.case for entry in entries])
+            if self.through == FILE:
+                saved = bytes_of(program)
+                program, _ = open_program(saved)
+            program = decomposed(program, core=self.core)
         except Exception as error:
             if len(entries) == 1:
-                entries[0].outcome.settle("no export", brief(error))
+                entries[0].outcome.settle(*self._fault_before(error, program, saved))
             else:
                 self._halves(self._export, entries)
             return
@@ -176,6 +187,17 @@ class Runner:
                 self._export([entry])
             return
         self._import(entries, program, cones)
+
+    def _fault_before(self, error: Exception, program: Any, saved: bytes | None) -> tuple[str, str]:
+        """The verdict on a case that comes to no decomposed program, and the reason."""
+        if self.through == MEMORY or program is None:
+            return "no export", brief(error)
+        if saved is None:
+            return "no export", f"PyTorch does not save it: {brief(error)}"
+        if isinstance(error, UnsupportedError):
+            return "unsupported", brief(error)
+        fault = fault_of_reading(saved, core=self.core)
+        return ("no export", fault) if fault else ("fail", f"read: {brief(error)}")
 
     def _import(self, entries: Sequence[_Entry], program: Any, cones: Sequence[Sequence[Any]]) -> None:
         """From a program to a graph of the cases that are supported."""
@@ -220,7 +242,7 @@ class Runner:
         except Exception as error:
             if len(kept) == 1:
                 (entry,) = kept.values()
-                theirs = run_by_pytorch(entry.case, core=self.core) if stage == "run" else []
+                theirs = run_by_pytorch(entry.case, core=self.core, through=self.through) if stage == "run" else []
                 if isinstance(theirs, str):
                     entry.outcome.settle("no export", f"PyTorch's own program: {theirs}")
                 else:
@@ -238,7 +260,7 @@ class Runner:
 
     def _is_fault_of_pytorch(self, entry: _Entry, mine: Sequence[Any]) -> bool:
         """Whether the decomposed program, run by PyTorch, differs from eager in the same way."""
-        theirs = run_by_pytorch(entry.case, core=self.core)
+        theirs = run_by_pytorch(entry.case, core=self.core, through=self.through)
         if isinstance(theirs, str) or len(theirs) != len(mine):
             return False
         results = [(str(number), leaf) for number, leaf in enumerate(theirs)]
@@ -291,17 +313,46 @@ def eager(case: Case) -> Results:
     return [*results, *changed]
 
 
-def exported(cases: Sequence[Case], *, core: bool) -> Any:
-    """The cases as one decomposed program."""
+def exported(cases: Sequence[Case]) -> Any:
+    """The cases as one program."""
     tensors = tuple(tensor.clone() for case in cases for tensor in case.tensors)
     with quiet():
-        program = torch.export.export(Merged(cases), tensors, strict=False)
+        return torch.export.export(Merged(cases), tensors, strict=False)
+
+
+def decomposed(program: Any, *, core: bool) -> Any:
+    """The program as the importer takes it; `core`: with no op kept whole."""
+    with quiet():
         return program.run_decompositions() if core else decompose(program)
 
 
-def run_by_pytorch(case: Case, *, core: bool) -> list[Any] | str:
+def bytes_of(program: Any) -> bytes:
+    """The .pt2 file of a program."""
+    file = io.BytesIO()
+    with quiet():
+        torch.export.save(program, file)
+    return file.getvalue()
+
+
+def read_by_pytorch(saved: bytes) -> Any:
+    """The program of a .pt2 file, by PyTorch's own reader."""
+    with quiet():
+        return torch.export.load(io.BytesIO(saved))
+
+
+def fault_of_reading(saved: bytes, *, core: bool) -> str:
+    """How PyTorch fails to read its own file, or to take what it has read to core ops; "" if it does not."""
+    try:
+        decomposed(read_by_pytorch(saved), core=core)
+    except Exception as error:  # whatever PyTorch raises
+        return f"PyTorch does not read its own file: {brief(error)}"
+    return ""
+
+
+def run_by_pytorch(case: Case, *, core: bool, through: str) -> list[Any] | str:
     """The results of the decomposed program, run by PyTorch; or how it fails."""
-    program = exported([case], core=core)
+    program = exported([case])
+    program = decomposed(read_by_pytorch(bytes_of(program)) if through == FILE else program, core=core)
     with quiet():
         try:
             return list(pytree.tree_leaves(program.module()(*(tensor.clone() for tensor in case.tensors))))
