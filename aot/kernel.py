@@ -81,11 +81,12 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class ContractRoot:
-    """acc[batch…, m, n] = sum over k of a × b, accumulated in `accumulate`.
+    """acc[batch…, m, n] = sum over k of a × b, accumulated in `accumulate`; also a × every one of `others`.
 
     `batch`, `m`, `n`, `k` are axis numbers. `a` and `b` are Exprs over these axes: usually a plain
     load (then the emitter may stream or pack it), else a fused prologue. They may be of a 16-bit type each, or
-    one of a 16-bit type and one of `accumulate`.
+    one of a 16-bit type and one of `accumulate`. `root(0)` is the sum of `b`, `root(i + 1)` that of `others[i]`, which
+    has the axes of `b`; only backends that ask for it get others.
     """
 
     batch: tuple[int, ...]
@@ -95,6 +96,12 @@ class ContractRoot:
     a: Expr
     b: Expr
     accumulate: DType
+    others: tuple[Expr, ...] = ()
+
+    @property
+    def rights(self) -> tuple[Expr, ...]:
+        """`b` and the others: what `a` is multiplied by."""
+        return (self.b, *self.others)
 
 
 @dataclass(frozen=True, slots=True)

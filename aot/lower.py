@@ -104,7 +104,7 @@ class _Lowering:
         self.inputs = {value: number for number, value in enumerate(body.inputs)}
         self.pulled: dict[tuple[Value, tuple[Expr, ...]], Expr] = {}
         self.root: Root | None = None
-        self.root_value: Value | None = None
+        self.root_values: list[Value] = []
 
     def new_axis(self, extent: Dim, name: str) -> Expr:
         self.axes.append(Axis(extent, f"{name}{len(self.axes)}"))
@@ -230,12 +230,13 @@ class _Lowering:
         )
         if indices != wanted or len(shape) != self.domain:
             raise CompilerError("a root is read at another index than its own", where=node.where)
-        if self.root_value is None:
-            self.root_value = node.output
+        if self.root is None:
             self.root = self._make_root(node)
-        elif self.root_value is not node.output:
-            raise CompilerError("a kernel has two roots", where=node.where)
-        result = expr.root(0, node.output.type.dtype)
+            self.root_values.append(node.output)
+        elif node.output not in self.root_values:
+            self.root = self._with_other(self.root, node)
+            self.root_values.append(node.output)
+        result = expr.root(self.root_values.index(node.output), node.output.type.dtype)
         if node.op == "conv" and len(node.inputs) == 3 and node.inputs[2] is not None:
             result = result + self.pull(node.inputs[2], (indices[1],))
         return result
@@ -264,20 +265,30 @@ class _Lowering:
         return ScanRoot(axis, function, bool(node.attrs["exclusive"]), bool(node.attrs["reverse"]), value, accumulate)
 
     def _contract(self, node: Node, accumulate: DType) -> ContractRoot:
+        batch = self.domain - 2
+        k = self.new_axis(node.operands[0].type.shape[-1], "k").payload
+        return ContractRoot(tuple(range(batch)), batch, batch + 1, k, *self._factors(node, k), accumulate)
+
+    def _factors(self, node: Node, k: int) -> tuple[Expr, Expr]:
+        """The factors of a matmul over the axes of the domain and the axis `k`."""
         a, b = node.operands
         batch = self.domain - 2
-        k = self.new_axis(a.type.shape[-1], "k")
         lead = [expr.axis(number) for number in range(batch)]
 
         def batch_indices(value: Value) -> tuple[Expr, ...]:
             return tuple(lead[batch - (value.type.rank - 2) :])
 
-        m, n = expr.axis(batch), expr.axis(batch + 1)
-        return ContractRoot(
-            tuple(range(batch)), batch, batch + 1, len(self.axes) - 1,
-            _narrowest(self.pull(a, (*batch_indices(a), m, k))), _narrowest(self.pull(b, (*batch_indices(b), k, n))),
-            accumulate,
-        )  # fmt: skip
+        m, n, summed = expr.axis(batch), expr.axis(batch + 1), expr.axis(k)
+        left, right = self.pull(a, (*batch_indices(a), m, summed)), self.pull(b, (*batch_indices(b), summed, n))
+        return _narrowest(left), _narrowest(right)
+
+    def _with_other(self, root: Root, node: Node) -> ContractRoot:
+        """The root of a kernel with one more product of the same left operand."""
+        if isinstance(root, ContractRoot) and node.op == "matmul":
+            a, b = self._factors(node, root.k)
+            if a == root.a:
+                return replace(root, others=(*root.others, b))
+        raise CompilerError("a kernel has two roots", where=node.where)
 
     def _attend(self, node: Node, accumulate: DType) -> AttendRoot:
         q, k, v = node.inputs[:3]

@@ -47,6 +47,11 @@ class BackendInfo(Protocol):
         ...
 
     @property
+    def joins_products(self) -> bool:
+        """Whether products of one left operand are better made by one kernel than apart."""
+        ...
+
+    @property
     def precisions(self) -> frozenset[str]:
         """The precisions of float arithmetic that it has; see CompileOptions."""
         ...
@@ -120,6 +125,11 @@ class Context:
     def has_halos(self) -> bool:
         """Whether sliding windows of the backend read zeros around their input."""
         return self.backend is None or self.backend.has_halos
+
+    @property
+    def joins_products(self) -> bool:
+        """Whether the backend makes products of one left operand better by one kernel than apart."""
+        return self.backend is not None and self.backend.joins_products
 
     def allow(self, rule: str, where: str = "") -> bool:
         """Asked before a rewrite fires: counts it, and says no when it is disabled or beyond --bisect."""

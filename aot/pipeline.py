@@ -13,6 +13,7 @@ from aot.transforms.dedupe import dedupe
 from aot.transforms.flush_subnormals import flush_subnormals
 from aot.transforms.fold import fold
 from aot.transforms.fuse import fuse
+from aot.transforms.join import join
 from aot.transforms.layout import assign_layouts
 from aot.transforms.narrow import narrow
 from aot.transforms.normalize import normalize
@@ -45,6 +46,7 @@ CORE_PASSES: tuple[Pass, ...] = (
 """The same for every target."""
 
 TARGET_PASSES: tuple[Pass, ...] = (
+    join,  # before assign_layouts, which gives the parts the strides of the whole  [tests/passes/test_join.py]
     assign_layouts,  # before fuse: it inserts copies, which fuse into their neighbours
     fuse,
     narrow,  # before settle_state: a cache that is read without its cast is read before it is overwritten

@@ -65,6 +65,7 @@ class RecipeOp(IntEnum):
     RESHAPE = 9  # to `shape`
     PACK = 10  # see Recipe: strided copy with zero fill
     WINOGRAD = 11  # [O, C, 3, 3] -> [16, C, O] for F(2x2, 3x3): G g G^T in f64, rounded once
+    CONCAT = 12  # pop `operands[1]` tensors; push them joined along axis `operands[0]`, in the order they were pushed
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,15 @@ def _execute(step: RecipeStep, stack: list[Array], sources: Sequence[Source]) ->
         stack.append(np.ascontiguousarray(stack.pop()).reshape(step.shape))
     elif step.op == RecipeOp.PACK:
         stack.append(_pack(stack.pop(), step.shape, step.coefficients))
+    elif step.op == RecipeOp.CONCAT:
+        axis, count = step.operands
+        if not 1 <= count <= len(stack):
+            raise ValueError(f"{count} tensors of {len(stack)} to join")
+        parts = stack[-count:]
+        del stack[-count:]
+        if not 0 <= axis < parts[0].ndim or any(part.dtype != parts[0].dtype for part in parts):
+            raise ValueError(f"axis {axis} of {', '.join(f'{part.dtype}{list(part.shape)}' for part in parts)}")
+        stack.append(np.concatenate(parts, axis))
     else:
         stack.append(_winograd(stack.pop()))
 
@@ -131,6 +140,11 @@ def transpose(shape: Sequence[int], order: Sequence[int]) -> RecipeStep:
     """Permute the axes of a tensor of `shape`, as numpy.transpose does with `order`."""
     coefficients = tuple(tuple(int(axis == moved) for moved in order) for axis in range(len(shape)))
     return RecipeStep(RecipeOp.PACK, shape=tuple(shape[axis] for axis in order), coefficients=coefficients)
+
+
+def concat(axis: int, count: int) -> RecipeStep:
+    """Join the uppermost `count` tensors of the stack along an axis."""
+    return RecipeStep(RecipeOp.CONCAT, operands=(axis, count))
 
 
 def pack_matrix(k: int, n: int, panel: int = 16) -> RecipeStep:

@@ -463,6 +463,8 @@ class _ProgramReader:
         operands, shape = self.reader.values(r["operands"]), self.reader.values(r["shape"])
         if op == RecipeOp.SOURCE and (len(operands) != 1 or not 0 <= operands[0] < self.row["sources"][1]):
             self.reader.fail(Section.RECIPES, f"source {list(operands)} does not exist")
+        if op == RecipeOp.CONCAT and (len(operands) != 2 or operands[0] < 0 or operands[1] < 1):
+            self.reader.fail(Section.RECIPES, f"an axis and a number of tensors are expected, not {list(operands)}")
         flat = self.reader.values(r["coefficients"])
         width = len(shape)
         if flat and (not width or len(flat) % width):

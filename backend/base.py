@@ -67,6 +67,8 @@ class Backend(Protocol):
     """Whether programs with control flow, or with sizes that come from data, run on it."""
     has_halos: bool
     """Whether sliding windows read zeros around their input; else they check their places."""
+    joins_products: bool
+    """Whether products of one left operand are better made by one kernel; then a ContractRoot may have others."""
     precisions: frozenset[str]
     """The precisions of float arithmetic that it has; programs asked for in another are in fp32."""
 

@@ -88,7 +88,8 @@ def _rebuild(kernel: Kernel, change: Callable[[Expr, tuple[Expr, ...]], Expr]) -
     if isinstance(root, ScanRoot):
         root = replace(root, value=transform(root.value, change, done))
     elif isinstance(root, ContractRoot):
-        root = replace(root, a=transform(root.a, change, done), b=transform(root.b, change, done))
+        a, b, *others = (transform(each, change, done) for each in (root.a, *root.rights))
+        root = replace(root, a=a, b=b, others=tuple(others))
     elif isinstance(root, AttendRoot) and root.mask is not None:
         root = replace(root, mask=transform(root.mask, change, done))
     return replace(kernel, stores=stores, root=root)

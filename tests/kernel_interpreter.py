@@ -30,7 +30,7 @@ class _Run:
         self.symbols = symbols
         self.extents = [self.dim(axis.extent) for axis in kernel.axes]
         self.domain = tuple(self.extents[: kernel.domain])
-        self.root: np.ndarray | None = None
+        self.root: Any = None
 
     def dim(self, value: Dim) -> int:
         return value if isinstance(value, int) else evaluate(value, self.symbols)
@@ -66,7 +66,8 @@ class _Run:
             return np.asarray(self.dim(node.payload), np.int64)
         if node.op == "root":
             assert self.root is not None
-            return self.root[tuple(env[axis] for axis in range(self.kernel.domain))]
+            root = self.root[node.payload] if isinstance(self.kernel.root, ContractRoot) else self.root
+            return root[tuple(env[axis] for axis in range(self.kernel.domain))]
         if node.op == "load":
             return self.load(node, env, known)
         if node.op == "reduce":
@@ -118,10 +119,9 @@ class _Run:
         if isinstance(root, ContractRoot):
             axes = [*root.batch, root.m, root.n, root.k]
             env = self.grid(axes)
-            a, b = self.value(root.a, env, {}), self.value(root.b, env, {})
-            product = np.asarray(a, np.float64) * np.asarray(b, np.float64)
+            a, *rights = (np.asarray(self.value(each, env, {}), np.float64) for each in (root.a, *root.rights))
             shape = tuple(self.extents[axis] for axis in axes)
-            return np.broadcast_to(product, shape).sum(-1).astype(root.accumulate.numpy)
+            return [np.broadcast_to(a * b, shape).sum(-1).astype(root.accumulate.numpy) for b in rights]
         if isinstance(root, WindowRoot):
             return self.convolution(root)
         if isinstance(root, AttendRoot):

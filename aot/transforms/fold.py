@@ -16,8 +16,10 @@ from aot import dtypes
 from aot.dtypes import DType
 from aot.evaluate import fold_value
 from aot.ir import Const, Graph, Level, Node, Value, attr_symbols, const_of
+from aot.ops.helpers import int_attr
 from aot.passes import Context, transform
 from aot.program import RecipeOp, RecipeStep
+from aot.recipe import concat as concat_step
 
 GROWTH_BYTES = 64 * 1024  # a result up to this size is made even where its operands are smaller
 _SPREADING = frozenset(("expand", "tile", "iota", "one_hot", "resize"))  # repeat or invent their data
@@ -86,7 +88,7 @@ def _constant(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], lineage:
     if lineage is None:
         return const
     recipe, sources = lineage
-    return replace(const, source=sources[0].source, recipe=recipe, recipe_sources=sources)
+    return replace(const, source=sources[0].source if sources else "", recipe=recipe, recipe_sources=sources)
 
 
 def cast_const(const: Const, dtype: DType) -> Const:
@@ -99,13 +101,34 @@ def cast_const(const: Const, dtype: DType) -> Const:
     return _constant(array, ((*lineage[0], RecipeStep(RecipeOp.CAST, dtype=dtype.number)), lineage[1]))
 
 
+def concat_consts(consts: Sequence[Const], axis: int) -> Const | None:
+    """Constants of one type joined along an axis, with how that is made of weights; None where no recipe can say it."""
+    lineages = [lineage_of(const) for const in consts]
+    known = [lineage for lineage in lineages if lineage is not None]
+    lineage = None
+    if any(sources for _, sources in known):
+        lineage = _combined(known, (), (concat_step(axis, len(known)),)) if len(known) == len(consts) else None
+        if lineage is None:
+            return None
+    return _constant(np.concatenate([const.array() for const in consts], axis), lineage)
+
+
+def vector_const(const: Const, elements: int) -> Const:
+    """A constant of one element, or of `elements`, as a vector of that many, with how it is made."""
+    array, lineage = const.array().reshape(-1), lineage_of(const)
+    steps = [RecipeStep(RecipeOp.RESHAPE, shape=array.shape)]
+    if array.size != elements:
+        steps.append(RecipeStep(RecipeOp.PACK, shape=(elements,), coefficients=((0,),)))
+    return _constant(np.broadcast_to(array, (elements,)), lineage and ((*lineage[0], *steps), lineage[1]))
+
+
 def lineage_of(const: Const) -> Lineage | None:
     """How a constant is made of initializers: recipe steps and their sources; None if unknown."""
     if const.recipe is not None:
         return const.recipe, const.recipe_sources
     if const.source:
         return (RecipeStep(RecipeOp.SOURCE, operands=(0,)),), (const,)
-    if all(extent == 1 for extent in const.shape) and const.dtype in (dtypes.F32, dtypes.F64):
+    if all(extent == 1 for extent in const.shape) and const.dtype.is_float:
         number = float(const.array().reshape(()))
         steps = [RecipeStep(RecipeOp.SCALAR, scalar=number, dtype=const.dtype.number)]
         if const.shape:
@@ -127,13 +150,18 @@ def _lineage(node: Node, operands: Sequence[Const | None]) -> Lineage | None:
     steps = _step(node, present)
     if steps is None:
         return None
-    recipe: list[RecipeStep] = []
-    sources: list[Const] = []
+    before: list[RecipeStep] = []
     if steps and steps[0].op == RecipeOp.SCALAR:  # reciprocal: 1 comes before its operand
-        recipe.append(steps[0])
-        steps = steps[1:]
+        before, steps = steps[:1], steps[1:]
+    lineage = _combined([part for part in parts if part is not None], before, steps)
+    return lineage if lineage is not None and lineage[1] else None
+
+
+def _combined(parts: Sequence[Lineage], before: Sequence[RecipeStep], after: Sequence[RecipeStep]) -> Lineage | None:
+    """The lineage of what steps make of several operands; None where it is too long."""
+    recipe = list(before)
+    sources: list[Const] = []
     for part in parts:
-        assert part is not None
         numbers = []
         for source in part[1]:
             known = [i for i, s in enumerate(sources) if s.digest == source.digest and s.source == source.source]
@@ -143,10 +171,8 @@ def _lineage(node: Node, operands: Sequence[Const | None]) -> Lineage | None:
         for step in part[0]:
             moved = replace(step, operands=(numbers[step.operands[0]],)) if step.op == RecipeOp.SOURCE else step
             recipe.append(moved)
-    recipe.extend(steps)
-    if not sources or len(recipe) > _MOST_STEPS:
-        return None
-    return tuple(recipe), tuple(sources)
+    recipe.extend(after)
+    return (tuple(recipe), tuple(sources)) if len(recipe) <= _MOST_STEPS else None
 
 
 def _step(node: Node, operands: Sequence[Const]) -> list[RecipeStep] | None:
@@ -157,6 +183,8 @@ def _step(node: Node, operands: Sequence[Const]) -> list[RecipeStep] | None:
         return []
     if node.op == "reshape":
         return [RecipeStep(RecipeOp.RESHAPE, shape=shape)]
+    if node.op == "concat":
+        return [concat_step(int_attr(node.attrs, "axis") % node.output.type.rank, len(operands))]
     if node.op == "cast":
         target = node.output.type.dtype
         if not (target.is_float and (first.dtype.is_float or first.dtype.is_integer)):

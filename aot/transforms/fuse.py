@@ -2,9 +2,11 @@
 
 A cluster of nodes becomes one `kernel` node. It may hold one root (an op whose loops an emitter owns:
 matmul, conv, attention, cumulative sums, pooling windows) or reductions over one set of axes, and any
-number of elementwise and index ops around them. Merging a producer into a consumer saves the bytes of
-the value between them and one launch; where a small producer would be recomputed at every point of a
-larger consumer, its flops are charged. Every refusal is recorded with its reason.
+number of elementwise and index ops around them. Where the backend asks for it, two products of one left
+operand that meet in elementwise ops (the gate of a gated layer) are one kernel too. Merging a producer
+into a consumer saves the bytes of the value between them and one launch; where a small producer would be
+recomputed at every point of a larger consumer, its flops are charged. Every refusal is recorded with its
+reason.
 
 VIEW nodes and `concat` stay outside of kernels: they are aliases after layout assignment.
 """
@@ -40,6 +42,9 @@ _ROW_NODES = 8
 """Nodes in one kernel, and what a ROW op counts, which is many: more saves little, takes the C compiler
 minutes, and is deeper than recursion goes."""
 
+MOST_PRODUCTS = 2
+"""Products of one left operand in one kernel: each has sums of its own in registers."""
+
 _READ_FROM_MEMORY = {"conv": 2, "attention": 3}
 """How many of the first operands of an op must be operands of the kernel: the emitter walks their bytes."""
 
@@ -55,6 +60,12 @@ class _Cluster:
     full: tuple[Dim, ...]  # the shape reductions run over; the domain where there are none
     reduced: tuple[int, ...] | None  # the axes reduced, or None
     version: int = 0
+    others: tuple[Node, ...] = ()  # more products of the root's left operand
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        """The root and the other products; none without a root."""
+        return () if self.root is None else (self.root, *self.others)
 
     @property
     def is_owned(self) -> bool:
@@ -180,9 +191,9 @@ class _Fuser:
         nodes = sorted(producer.nodes + consumer.nodes, key=self.position.__getitem__)
         reduced = producer.reduced if producer.reduced is not None else consumer.reduced
         full = producer.full if producer.reduced is not None else consumer.full
-        root = producer.root or consumer.root
+        roots = (*producer.roots, *consumer.roots)
         consumer.nodes = nodes
-        consumer.root = root
+        consumer.root, consumer.others = (roots[0], roots[1:]) if roots else (None, ())
         if producer.root is not None or (consumer.reduced is None and producer.reduced is not None):
             consumer.domain = consumer.domain if _larger(consumer.domain, producer.domain) else producer.domain
         consumer.reduced, consumer.full = reduced, full
@@ -231,7 +242,7 @@ class _Fuser:
         """The reason a merge is not possible, or None."""
         if producer.is_owned or consumer.is_owned:
             return "an op that writes its results itself is a kernel of its own"
-        if producer.root is not None and consumer.root is not None:
+        if producer.root is not None and consumer.root is not None and not self._shares_left(producer, consumer):
             return "both have loops of their own"
         if _size(producer) + _size(consumer) > MOST_NODES:
             return f"the kernel would have more than {MOST_NODES} nodes"
@@ -253,6 +264,18 @@ class _Fuser:
             return "a third kernel reads the first and is read by the second"
         return None
 
+    def _shares_left(self, producer: _Cluster, consumer: _Cluster) -> bool:
+        """Whether the roots are products of one left operand with weights of one shape, which one kernel may make."""
+        roots = (*producer.roots, *consumer.roots)
+        if not self.context.joins_products or len(roots) > MOST_PRODUCTS:
+            return False
+        rights = {node.operands[1].type if node.op == "matmul" else None for node in roots}
+        return (
+            None not in rights
+            and len(rights) == len({node.operands[0] for node in roots}) == 1
+            and all(node.operands[1] in self.graph.consts for node in roots)
+        )
+
     def _why_not_kinds(self, producer: _Cluster, consumer: _Cluster, values: Sequence[Value]) -> str | None:
         if producer.root is not None:
             if consumer.reduced is not None:
@@ -261,9 +284,11 @@ class _Fuser:
                 return "the consumer reads at other places than it writes"
             if any(value.type.shape != producer.domain for value in values) or consumer.domain != producer.domain:
                 return "the consumer has another shape"
+            if any(value in root.operands for root in consumer.roots for value in values):
+                return "the second reads its operand from memory, block by block"
             return self._relayout_reason(producer, consumer)
         if consumer.root is not None:
-            operands = set(consumer.root.operands[: 2 if consumer.root.op == "conv" else 4])
+            operands = {v for root in consumer.roots for v in root.operands[: 2 if root.op == "conv" else 4]}
             if consumer.root.op in POOLS:
                 return "the window would compute the producer once per tap"
             if any(value in operands for value in values):

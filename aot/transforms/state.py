@@ -144,7 +144,7 @@ def reads_where_it_writes(kernel: Kernel, operand: int, output: int = 0) -> bool
         return kernel.kind is Kind.SCATTER and operand == roots.operands[0]
     in_root = []
     if isinstance(roots, ContractRoot):
-        in_root = [roots.a, roots.b]
+        in_root = [roots.a, *roots.rights]
     elif isinstance(roots, ScanRoot):
         in_root = [roots.value]
     elif isinstance(roots, AttendRoot) and roots.mask is not None:

@@ -43,6 +43,7 @@ class CpuBackend:
     decomposes: frozenset[str] = frozenset()
     has_flows = True
     has_halos = True
+    joins_products = False  # each product reads its left operand from cache, and packs its weight alone
     precisions: frozenset[str] = frozenset({"fp32"})
 
     def target(self, architecture: str) -> Target:

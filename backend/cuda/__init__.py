@@ -43,6 +43,7 @@ class CudaBackend:
     decomposes: frozenset[str] = frozenset()
     has_flows = False
     has_halos = False
+    joins_products = True
     precisions: frozenset[str] = frozenset({"fp32", "tf32", "fp16", "bf16"})
 
     def target(self, architecture: str) -> Target:

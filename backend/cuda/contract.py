@@ -4,6 +4,9 @@ Tiles are walked in groups of rows so that programs that run together share what
 A product of at most FEW_ROWS rows is bound by the bytes of the other matrix: each program reads a few of its
 columns whole, and what is a weight it begins to read before its predecessors have finished.
 
+Products of one left operand with several matrices of one shape share its tiles, and their epilogue has the sums of
+all at hand: the gate of a gated layer costs no kernel of its own.
+
 16-bit floats are multiplied as they are and added in f32; f32 is multiplied in f32, not in tf32, unless asked for.
 """
 
@@ -45,7 +48,10 @@ STREAM_ELEMENTS = 8192
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is cut: rows, columns, summed elements of a step; warps; steps in flight."""
+    """How a product is cut: rows, columns, summed elements of a step; warps; steps in flight.
+
+    The columns are those of all right operands together.
+    """
 
     rows: int
     columns: int
@@ -59,7 +65,10 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """How the other matrix of a product with few rows is read: columns and summed elements at a time, warps."""
+    """How the other matrix of a product with few rows is read: columns and summed elements at a time, warps.
+
+    The columns are those of all right operands together.
+    """
 
     columns: int
     summed: int
@@ -105,7 +114,7 @@ class _Contract:
         self.root = self.kernel.root
         self.dims, self.code, self.early = DimTable(), Code(1), Code(1)
         # Whatever their number, axes on which only A depends are rows, and those on which only B depends columns.
-        of_a, of_b = free_axes(self.root.a), free_axes(self.root.b)
+        of_a, of_b = free_axes(self.root.a), frozenset().union(*map(free_axes, self.root.rights))
         domain = [a for a in kernel.outputs[0].type.order if a < kernel.domain]
         self.row_axes = [a for a in domain if a not in of_b]
         self.column_axes = [a for a in domain if a in of_b and a not in of_a]
@@ -126,7 +135,7 @@ class _Contract:
         return self._elements()
 
     def _flops(self) -> Dim:
-        return self.batch * self.rows * self.columns * self.summed * 2
+        return self.batch * self.rows * self.columns * self.summed * 2 * len(self.root.rights)
 
     def _finish(self, tiling: Tiling, warps: int, stages: int, schedule: str, is_heavy: bool = False) -> Emitted:
         made = finish(
@@ -141,7 +150,8 @@ class _Contract:
         """The tile whose modelled time is least, for typical sizes."""
         if isinstance(self.schedule, Tile):
             return self.schedule
-        rows, columns, summed, batch = map(typical, (self.rows, self.columns, self.summed, self.batch))
+        count = len(self.root.rights)
+        rows, columns, summed, batch = map(typical, (self.rows, self.columns * count, self.summed, self.batch))
         processors = int(self.target.numbers["multiprocessors"])
 
         item = operand.itemsize_bytes
@@ -167,6 +177,7 @@ class _Contract:
         if any(node.op in COSTLY for store in self.kernel.stores for node in walk(store.value)):
             # The epilogue's own values live beside the sums: with more of those, registers spill.
             tiles = tuple(tile for tile in tiles if tile.rows * tile.columns <= MOST_SUMS * 32 * tile.warps)
+        tiles = tuple(tile for tile in tiles if tile.columns >= 16 * count)
         return min(tiles, key=time)
 
     def _tiles(self, operand: DType) -> Emitted:
@@ -175,9 +186,10 @@ class _Contract:
         if isinstance(self.summed, int):
             step = max(min(tile.summed, power_of_two(self.summed)), 16)
             tile = Tile(tile.rows, tile.columns, step, tile.warps, tile.stages)
+        width = tile.columns // len(root.rights)
         tiling = Tiling(code, self.dims)
         renderer = Renderer(self.kernel, self.dims, code)
-        down, across = dimension.ceildiv(self.rows, tile.rows), dimension.ceildiv(self.columns, tile.columns)
+        down, across = dimension.ceildiv(self.rows, tile.rows), dimension.ceildiv(self.columns, width)
         with tiling.programs(self.batch * down * across) as program:
             down_text, across_text = self.dims.text(down), self.dims.text(across)
             code.line(f"tiles = {down_text} * {across_text}")
@@ -194,9 +206,11 @@ class _Contract:
                 code.line("across = inside // rows_here")
             batch = self._batch_axes(renderer)
             m_dim, m = self._span(renderer, "m", "down", tile.rows, self.row_axes, "[:, None]")
-            n_dim, n = self._span(renderer, "n", "across", tile.columns, self.column_axes, "[None, :]")
+            n_dim, n = self._span(renderer, "n", "across", width, self.column_axes, "[None, :]")
             outer = Scope(renderer, batch, [], "(1, 1)")
-            code.line(f"acc = tl.zeros(({tile.rows}, {tile.columns}), tl.float32)")
+            sums = self._names("acc")
+            for name in sums:
+                code.line(f"{name} = tl.zeros(({tile.rows}, {width}), tl.float32)")
             whole = isinstance(self.summed, int) and self.summed % tile.summed == 0
             with code.block(f"for at in range(0, {self.dims.text(self.summed)}, {tile.summed})"):
                 code.line(f"k = {renderer.index('at')} + tl.arange(0, {tile.summed})")
@@ -209,14 +223,22 @@ class _Contract:
                 right = Scope(
                     renderer, {**n, root.k: "k[:, None]"},
                     [TileDim(frozenset({root.k}), mask and f"{mask}[:, None]"), n_dim],
-                    f"({tile.summed}, {tile.columns})", outer,
+                    f"({tile.summed}, {width})", outer,
                 )  # fmt: skip
-                a, b = (self._operand(scope, expr, operand) for scope, expr in ((left, root.a), (right, root.b)))
+                a, *rights = (
+                    self._operand(scope, expr, operand)
+                    for scope, expr in ((left, root.a), *((right, each) for each in root.rights))
+                )
                 precision = '"ieee"' if operand == F32 and "tf32" not in self.target.features else '"tf32"'
-                code.line(f"acc = tl.dot({a}, {b}, acc, input_precision={precision})")
-            self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({tile.rows}, {tile.columns})", "acc")
+                for name, b in zip(sums, rights, strict=True):
+                    code.line(f"{name} = tl.dot({a}, {b}, {name}, input_precision={precision})")
+            self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({tile.rows}, {width})", sums)
         is_heavy = typical(self.summed) > FEW_STEPS * tile.summed
         return self._finish(tiling, tile.warps, tile.stages, f"tiles of {tile}", is_heavy)
+
+    def _names(self, name: str) -> list[str]:
+        """A name for each right operand."""
+        return [name if not number else f"{name}_{number}" for number in range(len(self.root.rights))]
 
     def _operand(self, scope: Scope, expr: Expr, operand: DType) -> str:
         inner = expr.args[0] if expr.op == "cast" and expr.dtype == F32 and expr.args[0].dtype == operand else expr
@@ -258,10 +280,11 @@ class _Contract:
         return TileDim(frozenset(axes), mask), self._indices(axes, name)
 
     def _store(
-        self, renderer: Renderer, outer: Scope, places: Mapping[int, str], dims: list[TileDim], shape: str, sums: str
-    ) -> None:
-        """The epilogue: every store of the kernel, of the tile's sums."""
-        scope = Scope(renderer, places, dims, shape, outer, roots={0: sums})
+        self, renderer: Renderer, outer: Scope, places: Mapping[int, str], dims: list[TileDim], shape: str,
+        sums: Sequence[str],
+    ) -> None:  # fmt: skip
+        """The epilogue: every store of the kernel, of the tile's sums for each right operand."""
+        scope = Scope(renderer, places, dims, shape, outer, roots=dict(enumerate(sums)))
         for store in self.kernel.stores:
             scope.store(store)
 
@@ -275,7 +298,7 @@ class _Contract:
         root = self.root
         along_k = self._runs_along_k()
         stream = self.schedule if isinstance(self.schedule, Stream) else self._choose_stream(along_k)
-        width, piece = stream.columns, stream.summed
+        width, piece = max(stream.columns // len(root.rights), 1), stream.summed
         whole = isinstance(self.summed, int) and self.summed > 0 and self.summed % piece == 0
         single = isinstance(self.summed, int) and self.summed <= piece
         tiling = Tiling(self.early, self.dims)
@@ -284,7 +307,7 @@ class _Contract:
         place, turned = ("[:, None]", "[None, :]") if along_k else ("[None, :]", "[:, None]")
         shape = f"({width}, {piece})" if along_k else f"({piece}, {width})"
         summed_along = 1 if along_k else 0
-        constant = self._is_weight(root.b)
+        constant = all(map(self._is_weight, root.rights))
         with tiling.programs(self.batch * across) as program:
             early = self.early
             early.line(f"sample = {program} // {self.dims.text(across)}")
@@ -295,7 +318,7 @@ class _Contract:
             self.code = body
             outer = Scope(renderer, batch, [], "(1, 1)")
 
-            def weights(start: str) -> tuple[Scope, str]:
+            def weights(start: str) -> tuple[Scope, list[str]]:
                 span = f"tl.arange(0, {piece})"
                 renderer.code.line(f"k = ({renderer.index(span) if start == '0' else f'{start} + {span}'}){turned}")
                 mask = None
@@ -305,17 +328,18 @@ class _Contract:
                 k_dim = TileDim(frozenset({root.k}), mask)
                 dims = [n_dim, k_dim] if along_k else [k_dim, n_dim]
                 right = Scope(renderer, {**n, root.k: "k"}, dims, shape, outer)
-                return right, right.value(cast(root.b, F32))
+                return right, [right.value(cast(each, F32)) for each in root.rights]
 
-            def sums(right: Scope, b: str, totals: Sequence[str], first: bool) -> None:
-                for m in range(self.rows if isinstance(self.rows, int) else 0):
+            def sums(right: Scope, weights: Sequence[str], totals: Sequence[Sequence[str]], first: bool) -> None:
+                for m, of_row in enumerate(totals):
                     row = Scope(renderer, self._row_places(m), right.dims, shape, right)
                     a = row.value(cast(root.a, F32))
-                    mask = right.dims[summed_along].mask
-                    product = f"{b} * {a}" if mask is None or self._plain(root) else f"tl.where({mask}, {b} * {a}, 0.0)"
-                    renderer.code.line(f"{totals[m]} = {product}" if first else f"{totals[m]} += {product}")
+                    mask = None if self._plain(root) else right.dims[summed_along].mask
+                    for total, b in zip(of_row, weights, strict=True):
+                        product = f"{b} * {a}" if mask is None else f"tl.where({mask}, {b} * {a}, 0.0)"
+                        renderer.code.line(f"{total} = {product}" if first else f"{total} += {product}")
 
-            totals = [f"sum{m}" for m in range(self.rows)]
+            totals = [self._names(f"sum{m}") for m in range(self.rows)]
             if constant and single:
                 begun = weights("0")
                 renderer.code = code
@@ -325,24 +349,26 @@ class _Contract:
                 if single:
                     sums(*weights("0"), totals, True)
                 else:
-                    for total in totals:
+                    for total in (total for of_row in totals for total in of_row):
                         code.line(f"{total} = tl.zeros({shape}, tl.float32)")
                     with code.block(f"for at in range(0, {self.dims.text(self.summed)}, {piece})"):
                         sums(*weights("at"), totals, False)
-            for m, total in enumerate(totals):
-                name = f"row{m}"
-                code.line(
-                    f"{name} = tl.sum({total} + tl.zeros({shape}, tl.float32), axis={summed_along}, keep_dims=True)"
-                )
+            for m, of_row in enumerate(totals):
+                names = self._names(f"row{m}")
+                for name, total in zip(names, of_row, strict=True):
+                    code.line(
+                        f"{name} = tl.sum({total} + tl.zeros({shape}, tl.float32), axis={summed_along}, keep_dims=True)"
+                    )
                 one = [n_dim, TileDim(frozenset(), None)] if along_k else [TileDim(frozenset(), None), n_dim]
                 size = f"({width}, 1)" if along_k else f"(1, {width})"
-                self._store(renderer, outer, {**n, **self._row_places(m)}, one, size, name)
+                self._store(renderer, outer, {**n, **self._row_places(m)}, one, size, names)
         tiling.code = code
         return self._finish(tiling, stream.warps, 3, f"stream of {stream}{'' if along_k else ', columns together'}")
 
     def _choose_stream(self, along_k: bool) -> Stream:
         """Enough programs for every multiprocessor, each with as many bytes under way as registers hold."""
-        summed, columns, batch = map(typical, (self.summed, self.columns, self.batch))
+        count = len(self.root.rights)
+        summed, columns, batch = map(typical, (self.summed, self.columns * count, self.batch))
         processors = int(self.target.numbers["multiprocessors"])
         if along_k:
             piece = min(power_of_two(max(summed, 1)), 2048)
@@ -358,35 +384,47 @@ class _Contract:
         return Stream(width, piece, min(max(width * piece // 1024, 2), 8))
 
     def _pack(self) -> None:
-        """Asks for a weight with what is summed innermost, so that neighbours in memory are summed by neighbours."""
-        root, original = self.root, self.source.root
+        """Asks for weights with what is summed innermost, so that neighbours in memory are summed by neighbours."""
+        original = self.source.root
         assert isinstance(original, ContractRoot)
-        load = original.b
+        rights = [self._packing(load, flat) for load, flat in zip(original.rights, self.root.rights, strict=True)]
+        packed = [packing for packing in rights if packing is not None]
+        if len(packed) < len(rights) or len({number for number, _, _ in packed}) < len(packed):
+            return
+        self.packed.update((number, operand) for number, operand, _ in packed)
+        b, *others = (load for _, _, load in packed)
+        self.root = replace(self.root, b=b, others=tuple(others))
+        self.kernel = replace(self.kernel, root=self.root)
+
+    def _packing(self, load: Expr, flat: Expr) -> tuple[int, PackedOperand, Expr] | None:
+        """The number of a weight, how it is packed, and the load of that; None where it stays as it is.
+
+        `load` is the right operand over logical indices, `flat` over offsets.
+        """
+        root = self.root
         wanted = [*(a for a in self.column_axes if self.kernel.axes[a].extent != 1), root.k]
         shape = tuple(self.kernel.axes[a].extent for a in wanted)
         others = [root.a, *(store.value for store in self.kernel.stores)]
         if any(node.op == "load" and node.payload == load.payload for other in others for node in walk(other)):
-            return
-        if load.op != "load" or not self._is_weight(root.b) or self._runs_along_k() or self.batch != 1:
-            return
+            return None
+        if load.op != "load" or not self._is_weight(flat) or self._runs_along_k() or self.batch != 1:
+            return None
         type_ = self.source.inputs[load.payload].type
         if len(load.args) != type_.rank or any(a.op not in ("axis", "const") for a in load.args):
-            return
+            return None
         if not all(isinstance(extent, int) for extent in shape):
-            return
+            return None
         coefficients = tuple(
             tuple(int(index.op == "axis" and index.payload == a) for a in wanted) for index in load.args
         )
         sizes = tuple(extent for extent in shape if isinstance(extent, int))
         step = RecipeStep(RecipeOp.PACK, shape=sizes, coefficients=coefficients)
-        self.packed[load.payload] = PackedOperand((step,), type_.dtype.number, sizes)
         offset, stride = const(0, I64), 1
         for number, extent in reversed(list(zip(wanted, sizes, strict=True))):
             offset = offset + axis(number) * stride
             stride *= extent
-        packed = Expr("load", (offset,), load.dtype, load.payload)
-        self.root = replace(root, b=packed)
-        self.kernel = replace(self.kernel, root=self.root)
+        packed = PackedOperand((step,), type_.dtype.number, sizes)
+        return load.payload, packed, Expr("load", (offset,), load.dtype, load.payload)
 
     def _row_places(self, row: int) -> dict[int, str]:
         """The indices of the row axes at one of few rows."""
@@ -400,11 +438,11 @@ class _Contract:
 
     def _plain(self, root: ContractRoot) -> bool:
         """Whether both operands are loads, which give 0 behind the end."""
-        return root.a.op == "load" and root.b.op == "load"
+        return all(each.op == "load" for each in (root.a, *root.rights))
 
     def _runs_along_k(self) -> bool:
         """Whether neighbours in memory of the other matrix are elements that are summed."""
-        loads = [node for node in walk(self.root.b) if node.op == "load"]
+        loads = [node for right in self.root.rights for node in walk(right) if node.op == "load"]
         offsets = [affine_of(node.args[0]) for node in loads]
         return all(offset.coefficients.get(a) != 1 for offset in offsets for a in self.column_axes)
 
@@ -432,22 +470,26 @@ class _Contract:
             m_dim, m = self._span(renderer, "m", "down", size, self.row_axes, "[:, None]")
             n_dim, n = self._span(renderer, "n", "across", size, self.column_axes, "[None, :]")
             outer = Scope(renderer, batch, [], "(1, 1)")
-            code.line(f"acc = tl.zeros(({size}, {size}), {kind})")
+            sums = self._names("acc")
+            for name in sums:
+                code.line(f"{name} = tl.zeros(({size}, {size}), {kind})")
             with code.block(f"for k in range(0, {self.dims.text(self.summed)})"):
                 inner = Scope(renderer, {**m, **n, root.k: "k"}, [m_dim, n_dim], f"({size}, {size})", outer)
-                a, b = (inner.value(cast(expr, root.accumulate)) for expr in (root.a, root.b))
-                code.line(f"acc += ({a} * {b}).to({kind})")
-            self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({size}, {size})", "acc")
+                a, *rights = (inner.value(cast(expr, root.accumulate)) for expr in (root.a, *root.rights))
+                for name, b in zip(sums, rights, strict=True):
+                    code.line(f"{name} += ({a} * {b}).to({kind})")
+            self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({size}, {size})", sums)
         return self._finish(tiling, 4, 1, f"elements, tiles of {size} x {size}")
 
 
 def _operand_dtype(root: ContractRoot) -> DType:
-    """The type that both operands are in, or are rounded to; else the accumulator's."""
+    """The type that all operands are in, or are rounded to; else the accumulator's."""
 
     def of(expr: Expr) -> DType:
         while expr.op == "cast" and expr.dtype not in (F16, BF16) and expr.args[0].dtype.is_float:
             expr = expr.args[0]
         return expr.dtype
 
-    a, b = of(root.a), of(root.b)
-    return a if a == b and register_dtype(a) == F32 else root.accumulate
+    found = {of(each) for each in (root.a, *root.rights)}
+    common = found.pop()
+    return common if not found and register_dtype(common) == F32 else root.accumulate

@@ -139,6 +139,7 @@ enum : uint32_t {
     RESHAPE = 9,
     PACK = 10,
     WINOGRAD = 11,
+    CONCAT = 12,
 };
 }
 

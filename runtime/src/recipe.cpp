@@ -264,6 +264,7 @@ private:
                 return;
             }
             case recipe_op::PACK: stack_.push_back(pack(pop(), r)); return;
+            case recipe_op::CONCAT: concat(r); return;
             default: stack_.push_back(winograd(pop())); return;
         }
     }
@@ -411,6 +412,43 @@ private:
             }
         }
         return to;
+    }
+
+    void concat(const RecipeEntry &r) {
+        const size_t axis = static_cast<size_t>(a_.integer(r.operands.first));
+        const size_t count = static_cast<size_t>(a_.integer(r.operands.first + 1));
+        if (count > stack_.size()) fail("the stack runs empty");
+        const size_t begin = stack_.size() - count;
+        const Tensor &first = stack_[begin];
+        const size_t rank = first.shape.size();
+        if (axis >= rank || rank > kMaxRank) fail("no such axis to join along");
+        int64_t shape[kMaxRank];
+        for (size_t i = 0; i < rank; ++i) shape[i] = first.shape[i];
+        for (size_t part = begin + 1; part < stack_.size(); ++part) {
+            const Tensor &other = stack_[part];
+            if (other.dtype != first.dtype || other.shape.size() != rank) fail("parts of two kinds");
+            for (size_t i = 0; i < rank; ++i) {
+                if (i != axis && other.shape[i] != shape[i]) fail("parts that do not fit together");
+            }
+            if (other.shape[axis] > INT64_MAX - shape[axis]) fail("impossible shape");
+            shape[axis] += other.shape[axis];
+        }
+        Tensor joined = make(first.dtype, shape, rank);
+        if (!joined.data.empty()) {
+            size_t outer = 1;
+            for (size_t i = 0; i < axis; ++i) outer *= static_cast<size_t>(shape[i]);
+            uint8_t *out = joined.data.data();
+            for (size_t row = 0; row < outer; ++row) {
+                for (size_t part = begin; part < stack_.size(); ++part) {
+                    const Tensor &from = stack_[part];
+                    const size_t run = from.data.size() / outer;
+                    if (run) memcpy(out, from.data.data() + row * run, run);
+                    out += run;
+                }
+            }
+        }
+        for (size_t i = 0; i < count; ++i) pop();
+        stack_.push_back(std::move(joined));
     }
 
     static void copy(uint8_t *to, const uint8_t *from, uint64_t at, uint64_t stride, size_t first, size_t last,

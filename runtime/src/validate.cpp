@@ -243,11 +243,17 @@ private:
 
     void recipe(size_t record) const {
         const RecipeEntry &step = a_.recipes[record];
-        if (step.op > recipe_op::WINOGRAD) fail(section::RECIPES, record, "unknown op");
+        if (step.op > recipe_op::CONCAT) fail(section::RECIPES, record, "unknown op");
         if (step.shape.count > kMaxRank) fail(section::RECIPES, record, "too many dimensions");
         if (step.op == recipe_op::SOURCE) {
             const int64_t source = step.operands.count == 1 ? a_.integer(step.operands.first) : -1;
             if (source < 0 || source >= p_.sources.count) fail(section::RECIPES, record, "no such source");
+        }
+        if (step.op == recipe_op::CONCAT) {
+            const bool has_both = step.operands.count == 2;
+            if (!has_both || a_.integer(step.operands.first) < 0 || a_.integer(step.operands.first + 1) < 1) {
+                fail(section::RECIPES, record, "it must name an axis and a number of tensors");
+            }
         }
     }
 

@@ -119,6 +119,7 @@ class FakeBackend:
     kinds: frozenset[Kind]
     decomposes: frozenset[str] = frozenset()
     has_halos: bool = True
+    joins_products: bool = False
     precisions: frozenset[str] = frozenset({"fp32"})
 
     def layouts(self, node: Node, target: Target) -> Sequence[Mapping[Value, Layout]]:

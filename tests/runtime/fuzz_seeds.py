@@ -122,6 +122,7 @@ def recipes() -> Iterator[tuple[str, Program]]:
     yield "strided", made_by([source, strided], [a.astype(np.float64)])
     weight = np.arange(2 * 2 * 9, dtype=np.float32).reshape(2, 2, 3, 3)
     yield "winograd", made_by([source, op(RecipeOp.WINOGRAD)], [weight])
+    yield "concat", made_by([source, other, source, recipe.concat(1, 3)], [a, a[:, :1]])
     yield "empty", made_by([source, other, op(RecipeOp.ADD)], [np.zeros((0, 4), np.int8), np.zeros((1, 1), np.int8)])
 
 
@@ -135,6 +136,9 @@ def guarded() -> Iterator[tuple[str, tuple[Program, ...]]]:
     yield "equal", (replace(base, guards=square),)
     kinds = tuple(RELATIONS.values())
     related = [Guard(kind, 0, 0, expected=batch * 2, other=dims.maximum(batch + 3, 5)) for kind in kinds]
+    for number, form in enumerate((batch * 2 - 3, batch * batch, dims.maximum(batch, 5))):  # only the first is linear
+        solve = Guard(GuardKind.SOLVE, 0, 0, symbol=0, lo=1, hi=64, expected=form)
+        yield f"solved-{number}", (replace(base, guards=(solve, base.guards[1])),)
     yield "relations", (replace(base, guards=(*base.guards, *related)),)
     index = Port("rate", TensorType(dtypes.I64, ()))
     ports = (*base.inputs, index)

@@ -202,6 +202,33 @@ def test_scalars_and_booleans() -> None:
     check((recipe.source(0), recipe.reshape(3, 1)), flags)
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_parts_are_joined(data: st.DataObject) -> None:
+    """Any axis, parts of any extent along it, empty ones too; what lies below on the stack stays."""
+    shape = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    extents = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
+    dtype = data.draw(st.sampled_from(["f16", "bf16", "f32", "i8", "i64"]))
+    parts = [random(*shape[:axis], n, *shape[axis + 1 :], dtype=dtype, seed=i) for i, n in enumerate(extents)]
+    pushed = [recipe.source(i) for i in range(len(parts))]
+    found = check((*pushed, recipe.concat(axis, len(parts))), *parts)
+    assert found.tobytes() == np.concatenate(parts, axis).tobytes()
+    left = (recipe.source(0), *pushed, recipe.concat(axis, len(parts)), recipe.concat(axis, 2))  # one stays below
+    assert check(left, *parts).tobytes() == np.concatenate([parts[0], *parts], axis).tobytes()
+
+
+def test_halves_are_interleaved() -> None:
+    """Reshapes around a join put columns of one matrix between those of another."""
+    a, b = random(5, 8), random(5, 8, seed=1)
+    steps = (
+        recipe.source(0), recipe.reshape(5, 2, 1, 4), recipe.source(1), recipe.reshape(5, 2, 1, 4),
+        recipe.concat(2, 2), recipe.reshape(5, 16),
+    )  # fmt: skip
+    expected = np.concatenate([a[:, :4], b[:, :4], a[:, 4:], b[:, 4:]], axis=1)
+    np.testing.assert_array_equal(check(steps, a, b), expected)
+
+
 def test_empty_and_rank_0() -> None:
     check((recipe.source(0), recipe.pack_matrix(0, 5)), np.zeros((0, 5), np.float32))
     check((recipe.source(0), recipe.reshape()), np.ones(1, np.float32))
@@ -220,7 +247,24 @@ BAD_RECIPES = [
     (recipe.source(0), recipe.transpose((2, 3), (1, 0))),
     (recipe.source(0), RecipeStep(RecipeOp.PACK, shape=(1 << 40,), coefficients=((1,), (0,)))),
     (recipe.source(0), RecipeStep(RecipeOp.PACK, shape=(1 << 40, 1 << 40), coefficients=((1, 1), (0, 1)))),
-]
+    (recipe.source(0), recipe.concat(0, 2)),
+    (recipe.source(0), recipe.concat(0, 1 << 40)),
+    (recipe.source(0), recipe.concat(0, 0)),
+    (recipe.source(0), recipe.concat(0, -1)),
+    (recipe.source(0), recipe.concat(2, 1)),
+    (recipe.source(0), recipe.concat(-1, 1)),
+    (recipe.source(0), recipe.concat(1 << 40, 1)),
+    (recipe.source(0), RecipeStep(RecipeOp.CONCAT)),
+    (recipe.source(0), RecipeStep(RecipeOp.CONCAT, operands=(0,))),
+    (recipe.source(0), RecipeStep(RecipeOp.CONCAT, operands=(0, 1, 1))),
+    (recipe.source(0), recipe.source(1), recipe.concat(0, 2)),
+    (recipe.source(0), recipe.source(0), recipe.reshape(3, 2), recipe.concat(0, 2)),
+    (recipe.source(0), recipe.source(0), recipe.cast(dtypes.F16), recipe.concat(0, 2)),
+    (
+        recipe.source(0), RecipeStep(RecipeOp.PACK, shape=(1 << 19, 0), coefficients=((0, 0), (0, 0))),
+        recipe.reshape(0, (1 << 62) + 1), recipe.source(0), recipe.reshape(0, 1 << 62), recipe.concat(1, 2),
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("steps", BAD_RECIPES, ids=range(len(BAD_RECIPES)))

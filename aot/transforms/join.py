@@ -1,0 +1,187 @@
+"""Products of one left operand as one product: the queries, keys and values of attention.
+
+Their weights are joined along the columns, by a recipe that also runs at load, and so are constants that are added or
+multiplied behind them, such as biases. The results are slices of the product's, which readers address by strides.
+
+Invariant: no kernel is added and no bytes are moved for it. A product stays apart that is followed by arithmetic of its
+own (which is its epilogue), or that somebody needs dense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from aot.builder import Builder
+from aot.dims import product
+from aot.ir import Const, Graph, Level, Node, TensorType, Value, const_of, live
+from aot.ops import OPS, Kind
+from aot.ops.helpers import ints_attr
+from aot.passes import Context, transform
+from aot.transforms.fold import concat_consts, vector_const
+from aot.views import VIEW_OPS, view_of
+
+_NEUTRAL = {"add": -0.0, "mul": 1.0}
+"""Ops with a constant that products may be followed by, and the number that leaves every result as it is."""
+
+
+@dataclass
+class _Part:
+    """One of the products, with the ops behind it that have a constant of columns."""
+
+    nodes: list[Node]
+    steps: list[tuple[str, Value]] = field(default_factory=list)  # (op, constant)
+
+    @property
+    def weight(self) -> Value:
+        return self.nodes[0].operands[1]
+
+    @property
+    def result(self) -> Value:
+        return self.nodes[-1].output
+
+    @property
+    def columns(self) -> int:
+        extent = self.weight.type.shape[1]
+        assert isinstance(extent, int)
+        return extent
+
+
+@transform(takes=Level.CORE, gives=Level.CORE)
+def join(graph: Graph, context: Context) -> Graph:
+    """Makes one product of those that read the same left operand, where the backend asks for it."""
+    return _Joining(graph, context).run() if context.joins_products else graph
+
+
+class _Joining:
+    def __init__(self, graph: Graph, context: Context) -> None:
+        self.graph = graph
+        self.context = context
+        self.kept = {*graph.outputs, *(value for pair in graph.state for value in pair)}
+
+    def run(self) -> Graph:
+        groups: dict[tuple[Value, object], list[_Part]] = {}
+        for node in self.graph.nodes:
+            if node.op == "matmul" and self._has_weight(node):
+                part = self._part(node)
+                groups.setdefault((node.operands[0], part.weight.type.dtype), []).append(part)
+        made: dict[Node, list[Node]] = {}
+        gone: set[Node] = set()
+        consts = dict(self.graph.consts)
+        for parts in groups.values():
+            if len(parts) < 2:
+                continue
+            parts = [part for part in parts if self._why_not(part, sum(each.columns for each in parts)) is None]
+            builder = self._joined(parts) if len(parts) > 1 else None
+            if builder is not None and self.context.allow("join", parts[0].nodes[0].where):
+                made[parts[0].nodes[0]] = builder.nodes
+                consts.update(builder.consts)
+                gone.update(node for part in parts for node in part.nodes)
+        if not made:
+            return self.graph
+        nodes = [new for node in self.graph.nodes for new in (made.get(node, []) if node in gone else [node])]
+        return live(self.graph.with_(nodes=tuple(nodes), consts=consts))
+
+    def _has_weight(self, node: Node) -> bool:
+        left, right = node.operands
+        is_matrix = right in self.graph.consts and right.type.rank == 2
+        return is_matrix and left not in self.graph.consts and left.type.rank > 1 and 0 not in right.type.shape
+
+    def _part(self, node: Node) -> _Part:
+        part = _Part([node])
+        while (step := self._step(part)) is not None:
+            part.nodes.append(step[0])
+            part.steps.append(step[1:])
+        return part
+
+    def _step(self, part: _Part) -> tuple[Node, str, Value] | None:
+        """The only reader of a part's result, where it adds or multiplies by constants of columns."""
+        readers = self.graph.users.get(part.result, ())
+        if len(readers) != 1 or part.result in self.kept:
+            return None
+        (reader,) = readers
+        if reader.op not in _NEUTRAL or reader.operands.count(part.result) != 1:
+            return None
+        (other,) = (value for value in reader.operands if value is not part.result)
+        shape = other.type.shape
+        is_row = product(shape) in (1, part.columns) and (not shape or shape[-1] == product(shape))
+        fits = other in self.graph.consts and reader.output.type == part.result.type
+        return (reader, reader.op, other) if is_row and fits else None
+
+    # Which products.
+
+    def _why_not(self, part: _Part, columns: int) -> str | None:
+        """The reason a product stays apart, which is recorded; `columns` of all together."""
+        whole = Value(TensorType(part.result.type.dtype, (*part.result.type.shape[:-1], columns)))
+        view = view_of(_cut(whole, 0, part), whole.type)
+        assert view is not None
+        reasons = ["it is a result of the model"] if part.result in self.kept else []
+        for reader in self.graph.users.get(part.result, ()):
+            if OPS[reader.op].kind is Kind.MAP and reader.output.type.shape == part.result.type.shape:
+                reasons.append(f"{reader.where} is computed with it")
+            elif reader.op == "concat":
+                reasons.append(f"it is written into {reader.where}")
+        reason = next(iter(reasons), None) or self._why_not_read(part.result, view.type)
+        if reason is not None:
+            self.context.refuse("join", part.nodes[0].where, reason)
+        return reason
+
+    def _why_not_read(self, value: Value, type_: TensorType) -> str | None:
+        """Why a value could not have the layout of `type_`."""
+        for reader in self.graph.users.get(value, ()):
+            if OPS[reader.op].row_major or reader.op == "conv":
+                return f"{reader.where} wants it dense"
+            if reader.op in VIEW_OPS and not (reader.op == "slice" and min(ints_attr(reader.attrs, "steps")) < 1):
+                view = view_of(reader, type_)
+                if view is None or reader.output in self.kept:
+                    return f"{reader.where} would have to move its bytes"
+                reason = self._why_not_read(reader.output, view.type)
+                if reason is not None:
+                    return reason
+        return None
+
+    # Joining.
+
+    def _joined(self, parts: Sequence[_Part]) -> Builder | None:
+        """The nodes of the joined product; None where a recipe cannot say what its weight is."""
+        builder = Builder(locs=tuple(dict.fromkeys(loc for part in parts for n in part.nodes for loc in n.locs)))
+        first = parts[0].nodes[0]
+        weight = concat_consts([self.graph.consts[part.weight] for part in parts], 1)
+        if weight is None:
+            self.context.refuse("join", first.where, "one of the weights is not the model's")
+            return None
+        result = builder.matmul(first.operands[0], builder.const(weight))
+        left = [list(part.steps) for part in parts]
+        while any(left):
+            op = next(op for op in _NEUTRAL if any(steps and steps[0][0] == op for steps in left))
+            chosen = [steps.pop(0)[1] if steps and steps[0][0] == op else None for steps in left]
+            constant = self._constant(op, chosen, parts)
+            if constant is None:
+                self.context.refuse("join", first.where, "a constant behind one of the products is not the model's")
+                return None
+            (result,) = builder.op(op, result, builder.const(constant))
+        start = 0
+        for part in parts:
+            builder.nodes.append(_cut(result, start, part))
+            start += part.columns
+        return builder
+
+    def _constant(self, op: str, chosen: Sequence[Value | None], parts: Sequence[_Part]) -> Const | None:
+        """The constants of an op behind each part as one of all columns; what changes nothing where a part has none."""
+        consts = [None if value is None else self.graph.consts[value] for value in chosen]
+        if len({const and const.digest for const in consts}) == 1 and consts[0] and product(consts[0].shape) == 1:
+            return consts[0]
+        neutral = const_of(np.full((), _NEUTRAL[op], parts[0].result.type.dtype.numpy))
+        rows = [vector_const(const or neutral, part.columns) for const, part in zip(consts, parts, strict=True)]
+        return concat_consts(rows, 0)
+
+
+def _cut(whole: Value, start: int, part: _Part) -> Node:
+    """The node that makes a part's result of the whole."""
+    builder, rank = Builder(locs=part.nodes[-1].locs), whole.type.rank
+    builder.op(
+        "slice", whole, starts=(*(0,) * (rank - 1), start), sizes=part.result.type.shape, steps=(1,) * rank
+    )  # fmt: skip
+    return replace(builder.nodes[0], outputs=(part.result,))
