@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from aot.errors import ModelError, OptionError, UnsupportedError
+from aot.frontend.torch_mended import mend_document, mend_program, mend_symbols
 
 # Composite ops that converters take whole; torch would take them apart into forms that are harder to recognize.
 KEPT_WHOLE = frozenset(
@@ -49,6 +50,7 @@ _OPERATORS = frozenset(
     }
 )  # fmt: skip
 _MATH = frozenset({"ceil", "floor", "sqrt", "trunc", "pow", "log2", "exp"})
+_ON_FILES = ("torch.ops.aten.from_file", "torch.ops.aten.save")
 _TARGET = re.compile(r"torch\.ops\.[A-Za-z_]\w*\.[A-Za-z_]\w*(\.[A-Za-z_]\w*)?|torch\._?sym_[a-z_]+(\.[a-z]+)?")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 _SYMBOL_NAME = re.compile(r"[A-Za-z_]\w*")
@@ -127,6 +129,7 @@ def decompose(program: Any) -> Any:
         name = str(op)
         if name in whole or name.rpartition(".")[0] in whole:
             table.pop(op)
+    mend_symbols(program)
     bare = copy.copy(program)
     guards, bare._guards_code = _guards(program), []
     with warnings.catch_warnings():
@@ -222,6 +225,7 @@ def _from_archive(data: bytes, trust_pickle: bool) -> Any:
     name = last.removesuffix(".json")
     document = _json(archive, models[0])
     check_document(document)
+    texts = mend_document(document)
     from torch._export.serde import schema
     from torch._export.serde.serialize import ExportedProgramDeserializer, _dict_to_dataclass
 
@@ -230,6 +234,7 @@ def _from_archive(data: bytes, trust_pickle: bool) -> Any:
         weights = _payload(archive, root, "weights", f"{name}_weights_config.json", trust_pickle)
         constants = _payload(archive, root, "constants", f"{name}_constants_config.json", trust_pickle)
         program = ExportedProgramDeserializer().deserialize(serialized, weights, constants, None)
+        mend_program(program, texts)
         program._guards_code = list(serialized.guards_code)
         if not all(isinstance(line, str) for line in program._guards_code):
             raise ModelError("the program's guards are no text", hint="Do not trust this file.")
@@ -342,7 +347,7 @@ def _is_known_target(target: str) -> bool:
         return name in _OPERATORS
     if module == "math":
         return name in _MATH
-    return _TARGET.fullmatch(target) is not None
+    return _TARGET.fullmatch(target) is not None and not target.startswith(_ON_FILES)
 
 
 def is_plain_expression(text: str) -> bool:
