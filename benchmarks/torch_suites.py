@@ -1,9 +1,12 @@
 """Which of PyTorch's own test samples build and agree: `python benchmarks/torch_suites.py [--write]`.
 
-OpInfo, ModuleInfo and exportdb, exported, built for the CPU, run and compared with eager (tests/torch/suites.py says
-how). Outcomes go to a file in --folder as they come; a run with --resume goes on from there, and one with --retry
-repeats what failed or was refused, and no more. With --write, the counts go to benchmarks/results/torch_suites.json
-and the page to docs/torch_ops.md. Exit code 1 if any sample fails where it is not refused.
+OpInfo, ModuleInfo and exportdb, exported, saved as .pt2 files, read back, built for the CPU, run and compared with
+eager (tests/torch/suites.py says how). `--through memory` leaves the files out; `--through compare` builds nothing, and
+says whether the graphs are the same through a file and in memory, which takes an hour instead of many.
+
+Outcomes go to a file in --folder as they come; a run with --resume goes on from there, and one with --retry repeats
+what failed or was refused, and no more. With --write, the counts go to benchmarks/results/torch_suites.json and the
+page to docs/torch_ops.md. Exit code 1 if any sample fails where it is not refused.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from multiprocessing import get_context
@@ -39,6 +43,9 @@ NOTES = {
 }
 
 
+THROUGH = {"file": ".pt2 files", "memory": "memory, without a file between"}
+
+
 # Running
 
 
@@ -53,24 +60,37 @@ def cases_of(suite: str, limit: int) -> list[Any]:
     return list(moduleinfo.cases() if suite == "ModuleInfo" else opinfo.cases(limit=limit))
 
 
-def run_chunk(suite: str, limit: int, numbers: Sequence[int], target: str, kernels: Path) -> list[Record]:
-    """The records of some cases of a suite, as one batch."""
-    from tests.torch.suites import Runner
+@dataclass(frozen=True)
+class Manner:
+    """How cases are run: at most `limit` of an op and type, for a target, with a folder of kernels, through what."""
 
-    cases = cases_of(suite, limit)
-    runner = Runner(kernels, target, CHUNK, core=suite == "OpInfo, core")
+    limit: int
+    target: str
+    kernels: Path
+    through: str
+
+
+def run_chunk(suite: str, numbers: Sequence[int], manner: Manner) -> list[Record]:
+    """The records of some cases of a suite, as one batch."""
+    from tests.torch.compare_files import Comparer
+    from tests.torch.suites import COMPARE, Runner
+
+    cases, core = cases_of(suite, manner.limit), suite == "OpInfo, core"
+    runner: Comparer | Runner = Comparer(CHUNK, core=core)
+    if manner.through != COMPARE:
+        runner = Runner(manner.kernels, manner.target, CHUNK, core=core, through=manner.through)
     return [
         record(suite, number, o) for number, o in zip(numbers, runner.run([cases[n] for n in numbers]), strict=True)
     ]
 
 
-def run_examples(numbers: Sequence[int], target: str, kernels: Path) -> Iterator[Record]:
+def run_examples(numbers: Sequence[int], manner: Manner) -> Iterator[Record]:
     """The records of some examples of exportdb."""
     from tests.torch import exportdb
 
     examples = list(exportdb.examples())
     for number in numbers:
-        yield record("exportdb", number, exportdb.run(examples[number], kernels, target))
+        yield record("exportdb", number, exportdb.run(examples[number], manner.kernels, manner.target, manner.through))
 
 
 def record(suite: str, number: int, outcome: Any) -> Record:
@@ -83,30 +103,28 @@ def record(suite: str, number: int, outcome: Any) -> Record:
     }  # fmt: skip
 
 
-def lost(suite: str, limit: int, number: int) -> Record:
+def lost(suite: str, number: int, manner: Manner) -> Record:
     """The record of a case with which the process died."""
-    case = cases_of(suite, limit)[number]
+    case = cases_of(suite, manner.limit)[number]
     return {
         "suite": suite, "at": number, "name": case.name, "dtype": case.dtype, "number": case.number,
         "verdict": "fail", "reason": "the process died", "note": "", "overloads": [], "refused": [],
     }  # fmt: skip
 
 
-def run_suite(
-    suite: str, limit: int, numbers: Sequence[int], jobs: int, target: str, kernels: Path
-) -> Iterator[Record]:
+def run_suite(suite: str, numbers: Sequence[int], jobs: int, manner: Manner) -> Iterator[Record]:
     """The records of some cases of a suite as they come, in processes of their own."""
     chunks = [list(numbers[start : start + CHUNK]) for start in range(0, len(numbers), CHUNK)]
     while chunks:
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            running = [(chunk, pool.submit(run_chunk, suite, limit, chunk, target, kernels)) for chunk in chunks]
+            running = [(chunk, pool.submit(run_chunk, suite, chunk, manner)) for chunk in chunks]
             chunks = []
             for chunk, future in running:
                 try:
                     yield from future.result()
                 except BrokenProcessPool:
                     if len(chunk) == 1 and len(running) == 1:
-                        yield lost(suite, limit, chunk[0])
+                        yield lost(suite, chunk[0], manner)
                     else:
                         chunks.append(chunk)
         if len(chunks) == 1 and len(chunks[0]) > 1:
@@ -115,13 +133,24 @@ def run_suite(
         jobs = 1  # after a death one process and one chunk at a time, so that the one at fault shows
         if len(chunks) > 1:
             first, *others = chunks
-            yield from run_suite(suite, limit, first, 1, target, kernels)
+            yield from run_suite(suite, first, 1, manner)
             chunks = others
+
+
+def read_records(path: Path) -> dict[tuple[str, int], Record]:
+    """The records of a file, by suite and number; none where there is no file."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {(each["suite"], each["at"]): each for each in map(json.loads, lines)}
 
 
 def run_all(arguments: argparse.Namespace, known: Mapping[tuple[str, int], Record]) -> Iterator[Record]:
     """The records that are not known yet; of a retry, those of samples that failed or were refused."""
     found = dict(known)
+    if arguments.through == "compare":  # which says nothing of ops: what a run has told
+        found = read_records(arguments.folder / "outcomes-file.jsonl") or read_records(
+            arguments.folder / "outcomes-memory.jsonl"
+        )
+    manner = Manner(arguments.limit, arguments.target, arguments.cache, arguments.through)
     again = {key for key, each in known.items() if each["verdict"] in ("fail", "unsupported")}
     kept = _kept_whole()
     for suite in arguments.suites:
@@ -133,9 +162,9 @@ def run_all(arguments: argparse.Namespace, known: Mapping[tuple[str, int], Recor
         rest = [n for n in wanted if ((suite, n) in again if arguments.retry else (suite, n) not in known)]
         print(f"{suite}: {len(rest)} of {total} samples", flush=True)
         if suite == "exportdb":
-            yield from run_examples(rest, arguments.target, arguments.cache)
+            yield from run_examples(rest, manner)
             continue
-        for each in run_suite(suite, arguments.limit, rest, arguments.jobs, arguments.target, arguments.cache):
+        for each in run_suite(suite, rest, arguments.jobs, manner):
             found[suite, each["at"]] = each
             yield each
 
@@ -234,6 +263,7 @@ def page(result: Mapping[str, Any]) -> str:
         )
     lines += [
         "",
+        *_compared_lines(result.get("compared", {})),
         "Tolerances: float32 2e-4 relative and 2e-5 absolute, float16 4e-3, integers and truth values exact. Samples",
         "that pass otherwise:",
         "",
@@ -273,6 +303,21 @@ def page(result: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _compared_lines(compared: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """What is known of files beside memory."""
+    if not compared:
+        return []
+    said = []
+    for suite, counts in compared.items():
+        total = counts.get("pass", 0) + counts.get("fail", 0)
+        said.append(f"{suite} {counts.get('pass', 0)} of {total}")
+    return [
+        "Saved as a .pt2 file and read back, programs give the same graph as in memory, weights included",
+        f"(`--through compare`): {'; '.join(said)}. The others PyTorch does not export, save or read.",
+        "",
+    ]
+
+
 def _table(names: Sequence[str], overloads: Mapping[str, Mapping[str, int]]) -> list[str]:
     lines = ["| op | samples | pass | share | elsewhere |", "|---|---|---|---|---|"]
     for name in names:
@@ -310,6 +355,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="take one in so many")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--target", default="cpu:x86-64-v3")
+    parser.add_argument("--through", default="file", choices=["file", "memory", "compare"])
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "torch_suites")
     parser.add_argument("--cache", type=Path, help="compiled kernels of earlier builds (default: in the folder)")
     parser.add_argument("--resume", action="store_true", help="go on from the outcomes in the folder")
@@ -318,11 +364,8 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.cache = arguments.cache or arguments.folder / "kernels"
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    path = arguments.folder / "outcomes.jsonl"
-    known: dict[tuple[str, int], Record] = {}
-    if arguments.resume or arguments.retry:
-        lines = path.read_text().splitlines() if path.exists() else []
-        known = {(each["suite"], each["at"]): each for each in map(json.loads, lines)}
+    path = arguments.folder / f"outcomes-{arguments.through}.jsonl"
+    known = read_records(path) if arguments.resume or arguments.retry else {}
     records = dict(known)
     with path.open("a" if known else "w") as file:
         for each in run_all(arguments, known):
@@ -331,12 +374,31 @@ def main() -> int:
             file.flush()
             if each["verdict"] == "fail":
                 print(f"{each['suite']}: {each['name']} {each['dtype']} {each['number']}: {each['reason']}", flush=True)
+    if arguments.through == "compare":
+        return print_compared(records)
     found = counted([each for key, each in sorted(records.items())])
+    found["compared"] = compared_counts(read_records(arguments.folder / "outcomes-compare.jsonl"))
     for suite, counts in found["suites"].items():
         print(f"{suite}: {dict(counts)}, {_percent(counts)}", flush=True)
     if arguments.write:
         write(found, arguments)
     return 1 if any(counts.get("fail") for counts in found["suites"].values()) else 0
+
+
+def compared_counts(records: Mapping[tuple[str, int], Record]) -> dict[str, Counter[str]]:
+    """The verdicts of a comparison by suite."""
+    found: dict[str, Counter[str]] = {}
+    for each in records.values():
+        found.setdefault(each["suite"], Counter())[each["verdict"]] += 1
+    return found
+
+
+def print_compared(records: Mapping[tuple[str, int], Record]) -> int:
+    """Says how many graphs are the same through a file; the exit code."""
+    found = compared_counts(records)
+    for suite, counts in found.items():
+        print(f"{suite}: {dict(counts)}", flush=True)
+    return 1 if any(counts["fail"] for counts in found.values()) else 0
 
 
 def write(found: dict[str, Any], arguments: argparse.Namespace) -> None:
@@ -353,6 +415,7 @@ def write(found: dict[str, Any], arguments: argparse.Namespace) -> None:
         "target": arguments.target,
         "processor": processor(),
         "limit": arguments.limit,
+        "through": THROUGH[arguments.through],
     }
     totals = {suite: total_of(suite, arguments.limit) for suite in found["suites"] if suite != "OpInfo, core"}
     result = {"facts": facts, "totals": totals, "core": core_overloads(), **found}

@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 
 import aot
 from aot.errors import UnsupportedError
-from tests.torch.suites import FILE, Call, Case, Outcome, array_of, brief, bytes_of, judged, quiet
+from tests.torch.compare_files import compared, seen_whole
+from tests.torch.suites import COMPARE, FILE, Call, Case, Outcome, array_of, brief, bytes_of, judged, quiet
 
 
 def examples() -> Iterator[Any]:
@@ -25,7 +26,7 @@ def examples() -> Iterator[Any]:
 
 
 def run(example: Any, cache: Path, target: str = "cpu:x86-64-v3", through: str = FILE) -> Outcome:
-    """What becomes of an example; `through` a .pt2 file, or in memory."""
+    """What becomes of an example, `through` a .pt2 file, or in memory; COMPARE only compares the graphs of both."""
     args, kwargs = example.example_args, example.example_kwargs
     call = Call(example.model, args, kwargs)
     outcome = Outcome(Case(example.name, "", 0, call, call.tensors()))
@@ -39,6 +40,10 @@ def run(example: Any, cache: Path, target: str = "cpu:x86-64-v3", through: str =
             expected = pytree.tree_leaves(copy.deepcopy(example.model)(*given[0], **given[1]))
     except Exception as error:
         outcome.settle("no export", brief(error))
+        return outcome
+    if through == COMPARE:
+        with quiet():
+            outcome.settle(*compared(program, seen_whole))
         return outcome
     kinds = torch.Tensor | bool | int | float
     wanted = [(str(number), leaf) for number, leaf in enumerate(expected) if isinstance(leaf, kinds)]

@@ -34,7 +34,7 @@ from aot.frontend.torch_registry import dtype_of
 from aot.ir import Graph, live
 
 TOLERANCE = {"float16": (4e-3, 4e-3), "bfloat16": (2e-2, 2e-2), "float32": (2e-4, 2e-5)}  # relative, absolute
-FILE, MEMORY = "file", "memory"  # through which a program comes from its export to the importer
+FILE, MEMORY, COMPARE = "file", "memory", "compare"  # through what a program comes to the importer
 Results = Sequence[tuple[str, Any]]  # ("0", tensor or number) of each result, ("given 1", tensor) of a changed input
 
 
@@ -201,7 +201,7 @@ class Runner:
 
     def _import(self, entries: Sequence[_Entry], program: Any, cones: Sequence[Sequence[Any]]) -> None:
         """From a program to a graph of the cases that are supported."""
-        importer = _Importer(program, Bindings(None))
+        importer = Importer(program, Bindings(None))
         try:
             graph = importer.run()
         except Exception as error:
@@ -273,7 +273,7 @@ class Runner:
         stage(entries[half:])
 
 
-class _Importer(TorchImporter):
+class Importer(TorchImporter):
     """An importer that goes on without the outputs that need an unsupported op; those are in `refused`."""
 
     def __init__(self, program: Any, bindings: Bindings) -> None:

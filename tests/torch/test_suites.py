@@ -1,4 +1,5 @@
-"""PyTorch's own samples on the compiled target. AOT_SUITE=all takes all of them; by default a fixed part.
+"""PyTorch's own samples on the compiled target, through .pt2 files. AOT_SUITE=all takes all of them; by default a
+fixed part.
 
 The figures of a whole run are in docs/torch_ops.md (benchmarks/torch_suites.py).
 """
@@ -22,7 +23,8 @@ pytest.importorskip("torch")
 import torch
 
 from benchmarks import torch_suites
-from tests.torch import exportdb, moduleinfo, opinfo, suites
+from tests.torch import compare_files, exportdb, moduleinfo, opinfo, suites
+from tests.torch.compare_files import Comparer
 from tests.torch.suites import Call, Case, Outcome, Runner
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,7 +94,8 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-def test_a_batch_says_of_each_case_what_becomes_of_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("through", [suites.FILE, suites.MEMORY])
+def test_a_batch_says_of_each_case_what_becomes_of_it(through: str, tmp_path: Path) -> None:
     x = torch.arange(6.0).reshape(2, 3)
 
     def undecided(x: Any) -> Any:
@@ -112,7 +115,7 @@ def test_a_batch_says_of_each_case_what_becomes_of_it(tmp_path: Path) -> None:
         case(torch.rand_like, x),
         case(lambda x: "text", x),
     ]
-    outcomes = list(Runner(tmp_path).run(cases))
+    outcomes = list(Runner(tmp_path, through=through).run(cases))
     verdicts = [outcome.verdict for outcome in outcomes]
     assert verdicts == [
         "pass", "no export", "unsupported", "pass", "pass", "pass", "pass", "pass", "no export",
@@ -136,6 +139,35 @@ def test_a_fault_is_found_in_its_batch(tmp_path: Path) -> None:
         outcomes = list(Runner(tmp_path).run(cases))
     assert [outcome.verdict for outcome in outcomes] == ["pass"] * 5 + ["fail"] + ["pass"]
     assert outcomes[5].reason == "compile: RuntimeError: a defect"
+
+
+def test_a_file_that_pytorch_does_not_write_is_its_own_fault(tmp_path: Path) -> None:
+    call = Call(lambda x: x.item(), (torch.tensor(True),), {})
+    made = Case("item", "bool", 0, call, call.tensors())
+    (outcome,) = Runner(tmp_path).run([made])
+    assert outcome.verdict == "no export" and "does not save" in outcome.reason
+    (outcome,) = Runner(tmp_path, through=suites.MEMORY).run([made])
+    assert outcome.verdict == "pass"
+
+
+def test_a_fault_of_reading_is_found() -> None:
+    x = torch.arange(6.0)
+    cases = [case(lambda x, n=n: x + n, x, number=n) for n in range(5)]
+    read = compare_files.open_program
+
+    def faulty(saved: bytes) -> Any:
+        program, digest = read(saved)
+        for node in program.graph.nodes:
+            if node.op == "call_function" and node.args[1] == 3:
+                node.args = (node.args[0], 7)
+        program.graph_module.recompile()
+        return program, digest
+
+    assert [outcome.verdict for outcome in Comparer().run(cases)] == ["pass"] * 5
+    with mock.patch.object(compare_files, "open_program", faulty):
+        outcomes = list(Comparer().run(cases))
+    assert [outcome.verdict for outcome in outcomes] == ["pass"] * 3 + ["fail", "pass"]
+    assert outcomes[3].reason == "in memory a graph, in the file another"
 
 
 def judge(function: Any, mine: Any, *args: Any, **changes: Any) -> tuple[str, str, str]:
