@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from aot import dims as dimension
 from aot.backend.base import Backend, Built, Emitted, PackedOperand
 from aot.dims import Dim, Symbol, divisor_of, maximum
 from aot.dtypes import BY_NUMBER
@@ -232,17 +233,17 @@ def _is_read_plain(graph: Graph, kernels: Sequence[Node], emitted: Sequence[Emit
 
 
 def input_symbols(graph: Graph) -> tuple[Symbol, ...]:
-    """The symbols that inputs bind, in order, or those that a block is given.
+    """The symbols that inputs give values, in order, or those that a block is given.
 
     Raises OptionError for one that nothing gives a value.
     """
     if graph.environment is not None:
         return graph.environment
     bound: dict[str, Symbol] = {}
-    for value in graph.inputs:
-        for dim in value.type.shape:
-            for symbol in [s for s in graph.symbols if not isinstance(dim, int) and s.dim == dim]:
-                bound.setdefault(symbol.name, symbol)
+    extents = [dim for value in graph.inputs for dim in value.type.shape]
+    for symbol in (*map(dimension.plain_symbol, extents), *map(_given_by, extents)):
+        if symbol is not None:
+            bound.setdefault(symbol.name, symbol)
     for symbol in graph.symbols:
         if symbol.name not in bound and symbol.origin == "input":
             raise OptionError(
@@ -252,20 +253,34 @@ def input_symbols(graph: Graph) -> tuple[Symbol, ...]:
     return tuple(bound.values())
 
 
+def _given_by(extent: Dim) -> Symbol | None:
+    found = dimension.linear_symbol(extent)
+    return found[0] if found is not None else None
+
+
 def guards(graph: Graph, symbols: Sequence[Symbol]) -> tuple[Guard, ...]:
-    """The rules on the extents of the inputs: the first extent that is a symbol binds it, all others must be equal."""
-    number: dict[Dim, int] = {symbol.dim: index for index, symbol in enumerate(symbols)}
-    seen: set[Dim] = set()
-    bind: list[Guard] = []
-    equal: list[Guard] = []
-    for port, value in enumerate(graph.inputs):
-        for axis, dim in enumerate(value.type.shape):
-            if dim in number and dim not in seen:
-                seen.add(dim)
-                symbol = symbols[number[dim]]
-                bind.append(Guard(GuardKind.BIND, port, axis, number[dim], symbol.lo, symbol.hi or 0, symbol.divisor))
-            else:
-                equal.append(Guard(GuardKind.EQUAL, port, axis, expected=dim))
+    """The rules on the extents of the inputs.
+
+    The first extent that is a symbol binds it; a symbol that stands nowhere alone is solved from the first extent
+    that is linear in it; all others must be equal.
+    """
+    number = {symbol: index for index, symbol in enumerate(symbols)}
+    places = [(port, axis, dim) for port, value in enumerate(graph.inputs) for axis, dim in enumerate(value.type.shape)]
+    giving: dict[tuple[int, int], Guard] = {}
+    seen: set[Symbol] = set()
+    for kind, symbol_of in ((GuardKind.BIND, dimension.plain_symbol), (GuardKind.SOLVE, _given_by)):
+        for port, axis, dim in places:
+            symbol = symbol_of(dim)
+            if symbol is None or symbol in seen:
+                continue
+            seen.add(symbol)
+            expected = dim if kind == GuardKind.SOLVE else 0
+            giving[port, axis] = Guard(
+                kind, port, axis, number[symbol], symbol.lo, symbol.hi or 0, symbol.divisor, expected
+            )
+    equal = [
+        Guard(GuardKind.EQUAL, port, axis, expected=dim) for port, axis, dim in places if (port, axis) not in giving
+    ]
     held = [
         Guard(GuardKind.VALUE if is_equal else GuardKind.OTHER_VALUE, port, 0, expected=value)
         for port, value, is_equal in graph.input_values
@@ -276,7 +291,7 @@ def guards(graph: Graph, symbols: Sequence[Symbol]) -> tuple[Guard, ...]:
         if not relation.known()
     ]
     # Values first: a program for other values is not the one whose sizes the user should hear of.
-    return (*held, *bind, *equal, *related)
+    return (*held, *giving.values(), *equal, *related)
 
 
 class _ConstantTable:

@@ -125,12 +125,10 @@ def add_claim(builder: Collector, left: Dim, right: Dim, *, exact: bool) -> None
     _add(builder, Node("claim", (), (), attrs, builder.locs))
 
 
-def plain_symbol(dim: Dim) -> Symbol | None:
+def data_symbol(dim: Dim) -> Symbol | None:
     """The symbol that the dimension is, where it is one and data gives it its value."""
-    found = dimension.symbols_of(dim)
-    if len(found) == 1 and found[0].origin != "input" and found[0].dim == dim:
-        return found[0]
-    return None
+    symbol = dimension.plain_symbol(dim)
+    return symbol if symbol is not None and symbol.origin != "input" else None
 
 
 def symbols_given(node: Node) -> Iterable[Symbol]:
@@ -142,7 +140,7 @@ def symbols_given(node: Node) -> Iterable[Symbol]:
     else:
         return
     for dim in dims:
-        symbol = plain_symbol(dim)
+        symbol = data_symbol(dim)
         if symbol is not None:
             yield symbol
 
@@ -307,7 +305,7 @@ def evaluate_control(
         results = _evaluate_loop(node, operands, known, evaluate)
     for value, array in zip(node.outputs, results, strict=True):
         for extent, size in zip(value.type.shape, array.shape, strict=True):
-            symbol = plain_symbol(extent)
+            symbol = data_symbol(extent)
             if symbol is not None:
                 known[symbol.name] = size
     return results
@@ -318,7 +316,7 @@ def _evaluate_read(node: Node, operands: Sequence[Array | None], known: dict[str
     element, dim = node.attrs["element"], _dim(node, "dim")
     assert isinstance(element, int)
     found = int(np.asarray(x).reshape(-1)[element])
-    symbol = plain_symbol(dim)
+    symbol = data_symbol(dim)
     if symbol is None:
         if dimension.evaluate(dim, known) != found and node.attrs.get("assertion"):
             raise ModelError("this assertion of the model does not hold", where=", ".join(node.locs))
@@ -357,7 +355,7 @@ def _evaluate_loop(
         inner = dict(known)
         for value, array in zip(body.inputs[1:], carried, strict=False):
             for extent, size in zip(value.type.shape, array.shape, strict=True):
-                symbol = plain_symbol(extent)
+                symbol = data_symbol(extent)
                 if symbol is not None:
                     inner[symbol.name] = size
         number = np.array(iteration, np.int64).reshape((1,) * body.inputs[0].type.rank)

@@ -9,8 +9,8 @@ Python's does; divisors are positive.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -263,6 +263,7 @@ def floordiv(dividend: Dim, divisor: Dim) -> Dim:
     exact = exact_div(dividend, divisor)
     if exact is not None:
         return exact
+    dividend, divisor, _ = cancelled(dividend, divisor)
     if isinstance(divisor, int) and isinstance(dividend, DimExpr):
         terms = _in_quotients(dividend.terms)
         whole = {m: c // divisor for m, c in terms.items() if c % divisor == 0}
@@ -282,12 +283,32 @@ def floordiv(dividend: Dim, divisor: Dim) -> Dim:
     return _atom(Call("floordiv", (dividend, divisor)))
 
 
+def cancelled(dividend: Dim, divisor: Dim) -> tuple[Dim, Dim, Dim]:
+    """Dividend and divisor without the factors that two products have in common, and their product."""
+    if isinstance(dividend, int) or isinstance(divisor, int) or dividend.constant or divisor.constant:
+        return dividend, divisor, 1
+    if len(dividend.terms) != 1 or len(divisor.terms) != 1:
+        return dividend, divisor, 1
+    common: Dim = math.gcd(dividend.terms[0][1], divisor.terms[0][1])
+    rest = list(divisor.terms[0][0])
+    for atom in dividend.terms[0][0]:
+        if atom in rest:
+            rest.remove(atom)
+            common = common * _make({(atom,): 1}, 0)
+    left, right = exact_div(dividend, common), exact_div(divisor, common)
+    assert left is not None and right is not None
+    return left, right, common
+
+
 def mod(dividend: Dim, divisor: Dim) -> Dim:
     """dividend − divisor × floor(dividend / divisor)."""
     if isinstance(dividend, int) and isinstance(divisor, int):
         return dividend % divisor
     if exact_div(dividend, divisor) is not None:
         return 0
+    dividend, divisor, common = cancelled(dividend, divisor)
+    if common != 1:
+        return common * mod(dividend, divisor)
     if isinstance(divisor, int) and isinstance(dividend, DimExpr):
         terms = _in_quotients(dividend.terms)
         rest = _make({m: c for m, c in terms.items() if c % divisor}, dividend.constant % divisor)
@@ -417,6 +438,42 @@ def divisor_of(dim: Dim) -> int:
     return result
 
 
+def exact_quotients(*dims: Dim) -> dict[Symbol, Symbol]:
+    """The symbols of inputs that are divided by numbers in dimensions, as the multiples that leave no remainder."""
+    found: dict[Symbol, Symbol] = {}
+    for call in calls_of(*dims):
+        symbol, divisor = plain_symbol(call.args[0]), call.args[1]
+        if call.function == "floordiv" and symbol is not None and symbol.origin == "input" and isinstance(divisor, int):
+            step = math.lcm(found.get(symbol, symbol).divisor, divisor)
+            found[symbol] = replace(symbol, divisor=step, lo=-(-max(symbol.lo, 1) // step) * step)
+    return {symbol: exact for symbol, exact in found.items() if exact.hi is None or exact.hi >= exact.lo}
+
+
+def calls_of(*dims: Dim) -> Iterator[Call]:
+    """The calls inside dimensions, outer ones first."""
+    for dim in dims:
+        for monomial, _ in terms_of(dim)[0]:
+            for atom in monomial:
+                if isinstance(atom, Call):
+                    yield atom
+                    yield from calls_of(*atom.args)
+
+
+def linear_symbol(dim: Dim) -> tuple[Symbol, int, int] | None:
+    """(s, a, b) of a dimension `a * s + b` with a > 0; None for other forms."""
+    terms, constant = terms_of(dim)
+    if len(terms) != 1 or len(terms[0][0]) != 1 or terms[0][1] < 1:
+        return None
+    atom = terms[0][0][0]
+    return (atom, terms[0][1], constant) if isinstance(atom, Symbol) else None
+
+
+def plain_symbol(dim: Dim) -> Symbol | None:
+    """The symbol that a dimension is, where it is just that."""
+    found = linear_symbol(dim)
+    return found[0] if found is not None and found[1:] == (1, 0) else None
+
+
 def symbols_of(dim: Dim) -> tuple[Symbol, ...]:
     """The symbols of an expression, in order of first appearance."""
     found: dict[Symbol, None] = {}
@@ -434,7 +491,7 @@ def symbols_of(dim: Dim) -> tuple[Symbol, ...]:
     return tuple(found)
 
 
-def substitute(dim: Dim, replace: Callable[[Symbol], Dim]) -> Dim:
+def substitute(dim: Dim, put: Callable[[Symbol], Dim]) -> Dim:
     """The dimension with every symbol replaced, normalized again."""
     if isinstance(dim, int):
         return dim
@@ -442,7 +499,7 @@ def substitute(dim: Dim, replace: Callable[[Symbol], Dim]) -> Dim:
     for monomial, coefficient in dim.terms:
         term: Dim = coefficient
         for atom in monomial:
-            term = term * (replace(atom) if isinstance(atom, Symbol) else _substitute_call(atom, replace))
+            term = term * (put(atom) if isinstance(atom, Symbol) else _substitute_call(atom, put))
         result = result + term
     return result
 

@@ -17,7 +17,7 @@ import numpy as np
 from aot import dims as dimension
 from aot import expr as expression
 from aot.control import CONTROL, evaluate_control
-from aot.dims import Dim, DimExpr
+from aot.dims import DimExpr
 from aot.dtypes import DType, from_numpy
 from aot.errors import CompilerError, ModelError
 from aot.expr import Expr, arg
@@ -135,20 +135,19 @@ def bind_symbols(inputs: Sequence[Value], arrays: Sequence[Array], given: Symbol
         for axis, (extent, size) in enumerate(zip(value.type.shape, array.shape, strict=True))
     ]
     for _, _, extent, size in extents:
-        name = _plain_symbol(extent)
-        if name:
-            known.setdefault(name, size)
+        symbol = dimension.plain_symbol(extent)
+        if symbol is not None:
+            known.setdefault(symbol.name, size)
+    for _, _, extent, size in extents:
+        found = dimension.linear_symbol(extent)
+        if found is not None:
+            known.setdefault(found[0].name, (size - found[2]) // found[1])
     for value, axis, extent, size in extents:
         missing = [symbol.name for symbol in dimension.symbols_of(extent) if symbol.name not in known]
         if not missing and dimension.evaluate(extent, known) != size:
             expected = f"{extent}" if isinstance(extent, int) else f"{extent} = {dimension.evaluate(extent, known)}"
             raise ModelError(f"axis {axis} must have extent {expected}; it has {size}", where=f"input {value.name!r}")
     return known
-
-
-def _plain_symbol(extent: Dim) -> str:
-    symbols = dimension.symbols_of(extent)
-    return symbols[0].name if len(symbols) == 1 and extent == symbols[0].dim else ""
 
 
 def concrete_attrs(attrs: Attrs, symbols: Symbols) -> Attrs:

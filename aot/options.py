@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
@@ -43,7 +43,8 @@ class CompileOptions:
     """Everything that a user can ask of a build.
 
     `targets`: "backend" or "backend:architecture"; a bare backend means its default architectures.
-    `dims`: bounds for symbolic dimensions.
+    `dims`: bounds for symbolic dimensions: DimRange, texts as --dim takes them, or a mapping of names to a size or
+    to (lowest, highest), None for no highest.
     `values`: (input, number or nested tuple of numbers) pairs, or a mapping: inputs that become constants.
     `overridable`: initializers that become inputs; "all": every one that the model also declares as an input.
     `trust_pickle`: read weights of a .pt2 file that only a pickle holds, which can run code.
@@ -107,6 +108,7 @@ class CompileOptions:
             raise OptionError(f"--bisect counts rewrites from 0, got {self.bisect}")
         if self.jobs is not None and self.jobs < 1:
             raise OptionError(f"--jobs needs at least 1, got {self.jobs}")
+        object.__setattr__(self, "dims", tuple(_dim_ranges(self.dims)))
         seen: dict[str, DimRange] = {}
         for dim in self.dims:
             _check_range(dim)
@@ -163,6 +165,19 @@ def parse_set_option(text: str) -> tuple[str, Any]:
     if not separator or not name or not isinstance(found, (int, float, list)):
         raise OptionError(f"cannot read --set {text!r}", hint="Write NAME=3, NAME=true or NAME=[1,2].")
     return name, _plain_value(name, found)
+
+
+def _dim_ranges(given: Any) -> Iterator[DimRange]:
+    if isinstance(given, Mapping):
+        given = [(name, *(size if isinstance(size, tuple) else (size, size))) for name, size in given.items()]
+    for item in (given,) if isinstance(given, str) else given:
+        if isinstance(item, str):
+            yield parse_dim_option(item)
+            continue
+        kinds = [type(part) for part in item] if isinstance(item, tuple | list) else []
+        if kinds not in ([str, int, int], [str, int, type(None)]):
+            raise OptionError(f"{item!r} is no bound of a dimension", hint="Give NAME=N texts, or {NAME: (LO, HI)}.")
+        yield DimRange(*item)
 
 
 def _check_range(dim: DimRange) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from aot import dims as dimension
-from aot.control import CONTROL, cond_parts, loop_parts, plain_symbol, symbols_given
+from aot.control import CONTROL, cond_parts, data_symbol, loop_parts, symbols_given
 from aot.dims import Dim, Symbol
 from aot.ir import Const, Graph, Node, TensorType, Value, attr_symbols
 from aot.program import FlowOp, FlowStep
@@ -132,7 +132,7 @@ class _Cutter:
     def _read(self, node: Node, slot: int, where: str) -> FlowStep:
         dim, element = _dim(node.attrs["dim"]), node.attrs["element"]
         assert isinstance(element, int)
-        symbol = plain_symbol(dim)
+        symbol = data_symbol(dim)
         if symbol is None or symbol in self.bound:
             is_assertion = bool(node.attrs.get("assertion"))
             where = ", ".join(node.locs) if is_assertion else where
@@ -146,7 +146,7 @@ class _Cutter:
         """Gives the symbols among a slot's extents their values, and checks the other extents."""
         numbers = []
         for extent in value.type.shape:
-            symbol = plain_symbol(extent)
+            symbol = data_symbol(extent)
             numbers.append(-1 if symbol is None or symbol in self.bound else self.number[symbol])
             if symbol is not None:
                 self.bound.add(symbol)
@@ -294,7 +294,7 @@ def _given_inside(region: Graph) -> Iterator[Symbol]:
     """The symbols that a region, or what it carries from one iteration to the next, gives a value."""
     for value in region.inputs:
         for extent in value.type.shape:
-            symbol = plain_symbol(extent)
+            symbol = data_symbol(extent)
             if symbol is not None:
                 yield symbol
     for node in region.nodes:

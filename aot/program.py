@@ -178,6 +178,9 @@ class GuardKind(IntEnum):
     SAME = 5  # `expected` == `other`
     DIFFERENT = 6  # `expected` != `other`
     ABOVE = 7  # `expected` > `other`
+    # Symbol number `symbol` is solved from `expected`, linear in it alone, which the extent equals; in lo..hi and a
+    # multiple of divisor as in BIND.
+    SOLVE = 8
 
 
 RELATIONS: Mapping[str, GuardKind] = {

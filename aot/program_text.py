@@ -103,7 +103,9 @@ def guard_lines(program: Program) -> list[str]:
             continue
         hi = guard.hi or ""
         multiple = f", multiple of {guard.divisor}" if guard.divisor != 1 else ""
-        lines.append(f"{what} is {program.symbols[guard.symbol].name} in {guard.lo}..{hi}{multiple}")
+        name = program.symbols[guard.symbol].name
+        form = "" if guard.kind == GuardKind.BIND else f"{guard.expected} for "
+        lines.append(f"{what} is {form}{name} in {guard.lo}..{hi}{multiple}")
     return lines
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 MAGIC = b"AOTC\r\n\x1a\n"  # as PNG does: a transfer that rewrites line ends is caught at once
 MAJOR = 1
-MINOR = 2
+MINOR = 3
 WEIGHTS_ALIGN_BYTES = 4096
 SECTION_ALIGN_BYTES = 64
 CONSTANT_ALIGN_BYTES = 64

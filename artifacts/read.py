@@ -425,7 +425,7 @@ class _ProgramReader:
             axis = self.index(Section.GUARDS, r["axis"], 1 if holds_value else inputs[port].type.rank, "axis")
             if holds_value and (inputs[port].type.elements != 1 or inputs[port].type.dtype.is_float):
                 self.reader.fail(Section.GUARDS, f"a value is expected of input {inputs[port].name!r}")
-            if kind == GuardKind.BIND:
+            if kind in (GuardKind.BIND, GuardKind.SOLVE):
                 self.index(Section.GUARDS, r["symbol"], len(self.symbols), "symbol")
             if r["divisor"] < 1:
                 self.reader.fail(Section.GUARDS, f"divisor {r['divisor']}")

@@ -13,6 +13,7 @@ from aot.dims import Dim
 from aot.frontend import data_sizes, shaping
 from aot.frontend.aten_views import concat
 from aot.frontend.torch_registry import Context, Result, aten_op
+from aot.frontend.torch_sizes import scaled
 from aot.ir import Array, Value
 from aot.ops.helpers import wide_dtype
 from aot.ops.resize import smooth_matrix
@@ -207,9 +208,22 @@ def _averaged(c: Context, x: Value, axis: int, extent: Dim, size: Dim) -> Value:
     if exact is not None and size != 0:
         split = c.reshape(x, (*x.type.shape[:axis], size, exact, *x.type.shape[axis + 1 :]))
         return c.op_("reduce_mean", split, axes=(axis + 1,), keepdims=False)
-    if not isinstance(extent, int) or not isinstance(size, int):
-        c.unsupported(f"an adaptive pool of {extent} elements to {size}", "Give the size a value with --dim.")
-    return shaping.times(c.builder, x, pool_table(extent, size), axis)
+    if isinstance(extent, int) and isinstance(size, int):
+        return shaping.times(c.builder, x, pool_table(extent, size), axis)
+    starts, ends = _open_spans(c, extent, size)
+    place = c.op_("iota", shape=(1, extent), axis=1, start=0, step=1, dtype=_I64)
+    within = c.op_("and", c.op_("ge", place, starts), c.op_("lt", place, ends))
+    length = c.cast(c.op_("sub", ends, starts), x.type.dtype)
+    return shaping.times(c.builder, x, c.op_("div", c.cast(within, x.type.dtype), length), axis)
+
+
+def _open_spans(c: Context, source: Dim, result: Dim) -> tuple[Value, Value]:
+    """`_spans` of extents of which one is only known when running: [result, 1] each."""
+    place = c.op_("iota", shape=(result, 1), axis=0, start=0, step=1, dtype=_I64)
+    extent, count = (data_sizes.number(c.builder, dim) for dim in (source, result))
+    first = c.op_("mul", place, extent)
+    last = c.op_("add", c.op_("add", first, extent), c.op_("sub", count, c.scalar(1, _I64)))
+    return c.op_("floordiv", first, count), c.op_("floordiv", last, count)
 
 
 def pool_table(extent: int, size: int) -> Array:
@@ -234,13 +248,19 @@ def _adaptive_max_pool(c: Context) -> Result:
             tables.append(c.op_("iota", shape=(1, extent), axis=1, start=0, step=1, dtype=_I64))
             made = c.op_("reduce_max", made, axes=(2 + axis,), keepdims=True)
             continue
-        if not isinstance(extent, int) or not isinstance(size, int):
-            c.unsupported(f"an adaptive pool of {extent} elements to {size}", "Give the size a value with --dim.")
-        starts, ends = _spans(extent, size)
-        reach = int((ends - starts).max()) if size else 0
         # Windows shorter than the longest read their last element again: no other maximum, none before it.
-        table = np.minimum(starts[:, None] + np.arange(reach), ends[:, None] - 1).astype(np.int64)
-        tables.append(c.builder.const(table))
+        if isinstance(extent, int) and isinstance(size, int):
+            starts, ends = _spans(extent, size)
+            reach = int((ends - starts).max()) if size else 0
+            table = np.minimum(starts[:, None] + np.arange(reach), ends[:, None] - 1).astype(np.int64)
+            tables.append(c.builder.const(table))
+        else:
+            first, last = _open_spans(c, extent, size)
+            # The longest window of `extent` to `size`, whatever they are.
+            longest = dimension.ceildiv(extent, size) + 1
+            step = c.op_("iota", shape=(1, longest), axis=1, start=0, step=1, dtype=_I64)
+            end = c.op_("sub", last, c.scalar(1, _I64))
+            tables.append(c.op_("min", c.op_("add", first, step), end))
         found = c.op_("gather", made, tables[-1], axis=2 + axis)
         made = c.op_("reduce_max", found, axes=(3 + axis,), keepdims=False)
     places = _like(c, _winners(c, x, tables), given) if 1 in c.used else None
@@ -321,14 +341,7 @@ def _upsampled_size(c: Context, x: Value, factors: Sequence[float | None]) -> tu
     sizes: list[Dim] = []
     for extent, factor in zip(x.type.shape[2:], factors, strict=True):
         assert factor is not None
-        if isinstance(extent, int):
-            sizes.append(math.floor(extent * factor))
-        elif float(factor).is_integer():
-            sizes.append(extent * int(factor))
-        elif (1 / factor).is_integer():
-            sizes.append(dimension.floordiv(extent, int(1 / factor)))
-        else:
-            c.unsupported(f"an image of {extent} rows scaled by {factor}")
+        sizes.append(scaled(extent, factor))
     return tuple(sizes)
 
 
@@ -345,18 +358,21 @@ def _nearest(c: Context) -> Result:
     count, exact = _spatial(c), "exact" in c.op
     factors = _factors(c, count)
     sizes = _upsampled_size(c, x, factors)
-    odd: list[tuple[int, Array]] = []
+    odd: list[tuple[int, Value]] = []
     shape = list(x.type.shape)
     for axis, (size, factor) in enumerate(zip(sizes, factors, strict=True)):
         extent = x.type.shape[2 + axis]
         if isinstance(extent, int) and isinstance(size, int):
             table = _nearest_table(extent, size, factor, exact)
             if size % extent or not np.array_equal(table, np.arange(size) // (size // extent)):
-                odd.append((2 + axis, table))
+                odd.append((2 + axis, c.builder.const(table)))
                 continue
+        elif not isinstance(dimension.exact_div(size, extent), int) or exact:
+            odd.append((2 + axis, _open_nearest_table(c, extent, size, factor, exact)))
+            continue
         shape[2 + axis] = size
-    for axis, table in odd:  # torch's places, to the bit
-        x = c.op_("gather", x, c.builder.const(table), axis=axis)
+    for axis, places in odd:  # torch's places, to the bit
+        x = c.op_("gather", x, places, axis=axis)
         shape[axis] = x.type.shape[axis]
     if tuple(shape) == x.type.shape:
         return x
@@ -377,6 +393,19 @@ def _nearest_table(source: int, result: int, factor: float | None, exact: bool) 
     place = np.arange(result, dtype=np.float32) + np.float32(0.5 if exact else 0.0)
     places: Array = np.clip(np.floor(place * _step(source, result, factor)).astype(np.int64), 0, max(source - 1, 0))
     return places
+
+
+def _open_nearest_table(c: Context, source: Dim, result: Dim, factor: float | None, exact: bool) -> Value:
+    """`_nearest_table` of extents of which one is only known when running."""
+    place = c.op_("iota", shape=(result,), axis=0, start=0, step=1, dtype=_I64)
+    place = c.op_("add", c.cast(place, dtypes.F32), c.scalar(0.5 if exact else 0.0, dtypes.F32))
+    extent = data_sizes.number(c.builder, source)
+    if factor is not None and factor > 0:
+        step = c.scalar(float(np.float32(1.0 / factor)), dtypes.F32)
+    else:
+        step = c.op_("div", *(c.cast(n, dtypes.F32) for n in (extent, data_sizes.number(c.builder, result))))
+    found = c.cast(c.op_("floor", c.op_("mul", place, step)), _I64)
+    return c.op_("min", found, c.op_("sub", extent, c.scalar(1, _I64)))
 
 
 @aten_op("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aot import dims as dimension
-from aot.dims import Call, Dim, DimExpr, Symbol
+from aot.dims import Dim, DimExpr, Symbol
 from aot.errors import ModelError, OptionError
 
 DimOption = int | str | tuple[int, int | None] | Symbol | DimExpr
@@ -67,6 +67,27 @@ class Bindings:
         if text in self._by_text:
             self._axis.setdefault(self._by_text[text].name, axis)
         return dim
+
+    def has_option(self, place: tuple[str, int]) -> bool:
+        """Whether an option names this axis of this input."""
+        return f"{place[0]}.{place[1]}" in self.options
+
+    def solved_dim(
+        self, name: str, axis: int, text: str, bounds: tuple[int, int | None], scale: int, offset: int
+    ) -> Dim:
+        """The symbol of an input's axis whose extent is `scale * text + offset`, after options and conditions."""
+        key = f"{name}.{axis}"
+        if key not in self.options:
+            return self._named(text, text, bounds)
+        self._used.add(key)
+        option = self.options[key]
+        if not isinstance(option, int) or (option - offset) % scale:
+            raise OptionError(
+                f"a size of the form {scale}*{text} + {offset} is wanted, got {option!r}",
+                where=f"dimension {key}",
+                hint=f"Give such a size, or options for {text}.",
+            )
+        return _inside(key, (option - offset) // scale, bounds)
 
     def _named(self, text: str, wish: str, bounds: tuple[int, int | None] = (1, None)) -> Dim:
         """The extent behind a symbol of the model, by the model's own text for it."""
@@ -195,7 +216,7 @@ class Bindings:
         for trial in _conditions(wanted, dim, self._made) if wanted != dim else ():
             for name, replaced in trial.items():
                 old = next(symbol for symbol in dimension.symbols_of(dim) if symbol.name == name)
-                new = _plain_symbol(replaced)
+                new = dimension.plain_symbol(replaced)
                 if len(trial) > 1 or old.origin != "input" or new != replace(old, lo=max(old.lo, new.lo if new else 0)):
                     continue
 
@@ -242,7 +263,7 @@ def _condition(declared: Symbol, dim: Dim) -> str:
     """What a symbol must do to be `dim`, beyond its declared bounds; "" where that is nothing more."""
     if isinstance(dim, int):
         return f"equal {dim}"
-    symbol = _plain_symbol(dim)
+    symbol = dimension.plain_symbol(dim)
     if symbol is None or symbol.name != declared.name:
         return f"equal {dim}"  # the bounds of the other symbol are its own condition
     words = []
@@ -289,7 +310,7 @@ def _conditions(left: Dim, right: Dim, made: Mapping[str, int]) -> Iterator[dict
         if isinstance(dim, int) and dim % symbol.divisor:
             continue
         replaced = {symbol.name: dim}
-        other = _plain_symbol(dim)
+        other = dimension.plain_symbol(dim)
         if other is not None and other.origin == symbol.origin:
             merged = _merge(symbol, other)
             if merged is None:
@@ -307,6 +328,9 @@ def _conditions(left: Dim, right: Dim, made: Mapping[str, int]) -> Iterator[dict
     for symbol in symbols:
         for least, most in _level_candidates(left, right, symbol):
             yield {symbol.name: least if least == most else replace(symbol, lo=least, hi=most).dim}
+    exact = dimension.exact_quotients(difference)
+    if exact:
+        yield {symbol.name: found.dim for symbol, found in exact.items()}
     for symbol in symbols:
         for divisor in _DIVISORS if symbol.origin == "input" else ():
             if divisor % symbol.divisor == 0 and divisor != symbol.divisor:
@@ -321,8 +345,8 @@ def _equal_factors(difference: Dim, axis: Mapping[str, int]) -> Iterator[dict[st
     Exporters name the batch of each input on its own; a reshape of one by the batch of another then divides so.
     Symbols of the same axis come first.
     """
-    for call in _calls(difference):
-        divisor = _plain_symbol(call.args[1]) if call.function == "floordiv" else None
+    for call in dimension.calls_of(difference):
+        divisor = dimension.plain_symbol(call.args[1]) if call.function == "floordiv" else None
         if divisor is None:
             continue
         found = [s for s in dimension.symbols_of(call.args[0]) if s.origin == "input" and s.name != divisor.name]
@@ -342,14 +366,6 @@ def _merge(left: Symbol, right: Symbol) -> Symbol | None:
     return replace(right, lo=lo, hi=hi, divisor=math.lcm(left.divisor, right.divisor))
 
 
-def _plain_symbol(dim: Dim) -> Symbol | None:
-    if isinstance(dim, DimExpr) and not dim.constant and len(dim.terms) == 1:
-        monomial, coefficient = dim.terms[0]
-        if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Symbol):
-            return monomial[0]
-    return None
-
-
 def _solve(difference: Dim, symbol: Symbol) -> Dim | None:
     """The value of a symbol that makes a difference zero, where the symbol occurs once and linearly."""
     terms, _ = dimension.terms_of(difference)
@@ -364,7 +380,7 @@ def _solve(difference: Dim, symbol: Symbol) -> Dim | None:
 
 def _bound_candidates(difference: Dim, symbol: Symbol) -> Iterator[tuple[int, int | None]]:
     """Bounds on a symbol that decide a min or max in which it meets a number."""
-    for call in _calls(difference):
+    for call in dimension.calls_of(difference):
         if call.function not in ("min", "max"):
             continue
         for number in call.args:
@@ -421,15 +437,6 @@ def _least(dim: Dim, symbol: Symbol, number: int) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if reaches(middle) else (middle + 1, high)
     return low
-
-
-def _calls(dim: Dim) -> Iterator[Call]:
-    for monomial, _ in dimension.terms_of(dim)[0]:
-        for atom in monomial:
-            if isinstance(atom, Call):
-                yield atom
-                for arg in atom.args:
-                    yield from _calls(arg)
 
 
 def _inside(key: str, dim: Dim, bounds: tuple[int, int | None]) -> Dim:

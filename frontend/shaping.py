@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aot import dims as dimension
-from aot.dims import Dim
+from aot.dims import Dim, Symbol
 from aot.dtypes import DType
 from aot.errors import ModelError
 from aot.frontend.known import KnownBuilder
@@ -128,6 +128,16 @@ def missing_extent(x: Value, shape: Sequence[Dim]) -> Dim:
         return exact
     if isinstance(total, int) and isinstance(rest, int):
         raise ModelError(f"{total} elements do not divide into rows of {rest}")
+    multiples = dimension.exact_quotients(total, rest)
+    for symbol, multiple in multiples.items():  # what is divided by a number may be meant to be a multiple of it
+
+        def put(found: Symbol) -> Dim:
+            return multiples.get(found, found).dim
+
+        if dimension.exact_div(dimension.substitute(total, put), dimension.substitute(rest, put)) is not None:
+            step = multiple.divisor
+            same_extent(symbol.dim, dimension.floordiv(symbol.dim, step) * step, "an extent and whole steps of it")
+    total, rest, _ = dimension.cancelled(total, rest)
     # Several sizes could make it divide; what leads the result in place of a leading size is that size.
     several = len({*dimension.symbols_of(total), *dimension.symbols_of(rest)}) > 1
     if several and x.type.rank and shape and not all(isinstance(extent, int) for extent in (x.type.shape[0], shape[0])):
@@ -135,16 +145,20 @@ def missing_extent(x: Value, shape: Sequence[Dim]) -> Dim:
     return dimension.floordiv(total, rest)
 
 
-def times(builder: KnownBuilder, x: Value, matrix: Array, axis: int) -> Value:
-    """A [result, source] matrix times x along an axis."""
-    weights = matrix.astype(x.type.dtype.numpy)
+def times(builder: KnownBuilder, x: Value, matrix: Array | Value, axis: int) -> Value:
+    """A [result, source] matrix times x along an axis; a value has the element type of x."""
     rank = x.type.rank
     if axis == rank - 1:
         flat = x if rank > 1 else builder.op("reshape", x, shape=(1, *x.type.shape))[0]
-        made = builder.op("matmul", flat, builder.const(np.ascontiguousarray(weights.T)))[0]
-        return made if rank > 1 else builder.op("reshape", made, shape=(len(weights),))[0]
+        if isinstance(matrix, Value):
+            turned = builder.op("transpose", matrix, perm=(1, 0))[0]
+        else:
+            turned = builder.const(np.ascontiguousarray(matrix.T.astype(x.type.dtype.numpy)))
+        made = builder.op("matmul", flat, turned)[0]
+        return made if rank > 1 else builder.op("reshape", made, shape=turned.type.shape[1:])[0]
     if axis == rank - 2:
-        return builder.op("matmul", builder.const(weights), x)[0]
+        left = matrix if isinstance(matrix, Value) else builder.const(matrix.astype(x.type.dtype.numpy))
+        return builder.op("matmul", left, x)[0]
     perm = (*(a for a in range(rank) if a != axis), axis)
     moved = times(builder, builder.op("transpose", x, perm=perm)[0], matrix, rank - 1)
     return builder.op("transpose", moved, perm=tuple(perm.index(a) for a in range(rank)))[0]

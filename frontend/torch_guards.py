@@ -18,7 +18,7 @@ from typing import Any
 from aot import dims as dimension
 from aot.dims import Dim
 from aot.errors import ModelError, UnsupportedError
-from aot.frontend.torch_sizes import SizeReader
+from aot.frontend.torch_sizes import SizeReader, scaled
 from aot.ir import Relation
 
 _ARITHMETIC: Mapping[type, Callable[[Dim, Dim], Dim]] = {
@@ -31,6 +31,7 @@ _CALLS: Mapping[str, Callable[..., Dim]] = {
     "int": lambda size: size,
 }
 LARGEST_POWER = 8
+LARGEST_ASSUMED = 64  # sizes that a relation of PyTorch's assumption may refuse
 LONGEST_GUARD = 20_000  # characters; a parsed expression of more would be no size
 
 
@@ -62,7 +63,7 @@ def relations_of(
             known = relation.known()
             if known is None and _may_be_assumed(relation):
                 assumed = _extents(program, sizes) if assumed is None else assumed
-                known = relation.left in assumed or None
+                known = _is_assumed(relation, assumed) or None
             if known is False:
                 raise ModelError(
                     f"with the sizes that the program is built for, PyTorch's guard never holds: {text}",
@@ -74,8 +75,30 @@ def relations_of(
 
 
 def _may_be_assumed(relation: Relation) -> bool:
-    """Whether it is of a form that PyTorch's assumption takes: no size is 0 or 1."""
-    return relation.right in {"!=": (0, 1), ">=": (2,), ">": (1,)}.get(relation.sign, ())
+    """Whether it is of a form that PyTorch's assumption, no size is 0 or 1, may take."""
+    return relation.sign in ("!=", ">=", ">") and isinstance(relation.right, int)
+
+
+def _is_assumed(relation: Relation, extents: set[Dim]) -> bool:
+    """Whether a relation says that extents are not 0 or 1: of one, or wherever a symbol breaks it, of any."""
+    if relation.left in extents and relation.right in {"!=": (0, 1), ">=": (2,), ">": (1,)}[relation.sign]:
+        return True
+    linear = dimension.linear_symbol(relation.left)
+    if linear is None:
+        return False
+    symbol, scale, offset = linear
+    assert isinstance(relation.right, int)
+    size, rest = divmod(relation.right - offset, scale)
+    if relation.sign == "!=":
+        breaking = range(size, size + (not rest))
+    else:  # the sizes below the first that meets it
+        breaking = range(symbol.lo, size + bool(rest or relation.sign == ">"))
+    own = [extent for extent in extents if dimension.symbols_of(extent) == (symbol,)]
+    return len(breaking) <= LARGEST_ASSUMED and all(
+        any(dimension.evaluate(extent, {symbol.name: size}) in (0, 1) for extent in own)
+        for size in breaking
+        if size >= symbol.lo and size % symbol.divisor == 0
+    )
 
 
 def _extents(program: Any, sizes: SizeReader) -> set[Dim]:
@@ -146,6 +169,9 @@ class _Reader:
         if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And):
             for part in tree.values:
                 yield from self._condition(part)
+        elif isinstance(tree, ast.BoolOp):
+            if not any(all(relation.known() for relation in self._condition(part)) for part in tree.values):
+                raise _Unreadable("a choice of conditions")
         elif isinstance(tree, ast.Compare):
             sides = [self._size(side) for side in (tree.left, *tree.comparators)]
             for left, sign, right in zip(sides, tree.ops, sides[1:], strict=False):
@@ -166,9 +192,20 @@ class _Reader:
             return _ARITHMETIC[type(tree.op)](self._size(tree.left), self._size(tree.right))
         elif isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id in _CALLS and tree.args:
             return _CALLS[tree.func.id](*map(self._size, tree.args))
+        elif isinstance(tree, ast.Call) and ast.unparse(tree.func) == "math.trunc" and len(tree.args) == 1:
+            return self._scaled(tree.args[0])
         elif isinstance(tree, ast.Subscript) and _is_call_of(tree.value, "size"):
             return self._extent(tree)
         raise _Unreadable(f"the size {ast.unparse(tree)[:80]}")
+
+    def _scaled(self, tree: ast.expr) -> Dim:
+        """`1.5 * torch.sym_float(size)`, rounded down."""
+        if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Mult):
+            factor, number = tree.left, tree.right
+            is_float = isinstance(number, ast.Call) and ast.unparse(number.func) == "torch.sym_float"
+            if isinstance(factor, ast.Constant) and type(factor.value) is float and factor.value > 0 and is_float:
+                return scaled(self._size(number.args[0]), factor.value)
+        raise _Unreadable(f"the size math.trunc({ast.unparse(tree)[:80]})")
 
     def _extent(self, tree: ast.Subscript) -> Dim:
         """`L['x'].size()[0]`."""

@@ -98,6 +98,8 @@ class TorchImporter:
         specs = {spec.arg.name: spec for spec in signature.input_specs}
         mutated = {*signature.buffers_to_mutate.values(), *signature.parameters_to_mutate.values()}
         inputs: dict[str, Value] = {}  # by the name of the buffer or input that may change
+        held = {node: node.meta.get("val") for node in self.program.graph.nodes if node.op == "placeholder"}
+        self.sizes.bind((node.name, value.shape) for node, value in held.items() if hasattr(value, "shape"))
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node, specs[node.name], mutated, inputs)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from aot import dims as dimension
@@ -23,14 +25,15 @@ _DIFFERENCES: Mapping[str, Callable[[Dim, Dim], Dim]] = {
     "Unequality": lambda left, right: dimension.maximum(left - right, right - left),
 }
 LEAST_NUMBER = -(1 << 62)  # of a number that data gives and that is no size
+_LARGEST_DENOMINATOR, _SHOWN_EXTENTS = 1000, 1 << 14
 _LEAST = 2  # torch assumes this of open sizes; nothing depends on it but tracing
 
 
 class SizeReader:
     """What each of torch's symbols stands for.
 
-    A symbol is bound where it first stands alone as the extent of an input; the bounds are torch's, except that
-    its own assumption that open sizes are at least 2 is not one of the user's.
+    Those of inputs are bound before anything else (see `bind`); the bounds are torch's, except that its own
+    assumption that open sizes are at least 2 is not one of the user's.
     """
 
     def __init__(self, bindings: Bindings, ranges: Mapping[Any, Any]) -> None:
@@ -38,17 +41,41 @@ class SizeReader:
         self.ranges = {str(symbol): found for symbol, found in ranges.items()}
         self.symbols: dict[str, Dim] = {}
 
-    def input_dim(self, name: str, axis: int, extent: Any) -> Dim:
-        """The extent of an input's axis, after options and conditions."""
-        if isinstance(extent, int):
-            return self.bindings.input_dim(name, axis, extent)
-        expression = extent.node.expr
-        if not expression.is_Symbol:
-            return self.dim(extent)
-        text = str(expression)
-        if text not in self.symbols:
+    def bind(self, shapes: Iterable[tuple[str, Sequence[Any]]]) -> None:
+        """Gives the symbols in the shapes of the inputs, by name, their dims.
+
+        A symbol is what an extent is, of several that for which there is an option; one that is alone nowhere is
+        solved from the first extent that is linear in it. Raises UnsupportedError for other symbols.
+        """
+        alone: dict[str, list[tuple[str, int]]] = {}
+        others: list[tuple[str, int, Any]] = []
+        for name, shape in shapes:
+            for axis, extent in enumerate(shape):
+                if isinstance(extent, int):
+                    continue
+                if extent.node.expr.is_Symbol:
+                    alone.setdefault(str(extent.node.expr), []).append((name, axis))
+                else:
+                    others.append((name, axis, extent.node.expr))
+        for text, places in alone.items():
+            name, axis = next(filter(self.bindings.has_option, places), places[0])
             self.symbols[text] = self.bindings.input_dim(name, axis, text, self._range(text))
-        return self.symbols[text]
+        for name, axis, expression in others:
+            for symbol in sorted(expression.free_symbols, key=str):
+                text = str(symbol)
+                if text in self.symbols:
+                    continue
+                scale, offset = expression.coeff(symbol), expression.subs(symbol, 0)
+                known = scale.is_Integer and scale > 0 and offset.is_Integer
+                if not known or expression != scale * symbol + offset:
+                    raise UnsupportedError(f"the extent {expression} of input {name!r}, which gives {text} no value")
+                self.symbols[text] = self.bindings.solved_dim(
+                    name, axis, text, self._range(text), int(scale), int(offset)
+                )
+
+    def input_dim(self, name: str, axis: int, extent: Any) -> Dim:
+        """The extent of an input's axis, after options and conditions; symbols are bound."""
+        return self.bindings.input_dim(name, axis, extent) if isinstance(extent, int) else self.dim(extent)
 
     def _range(self, text: str) -> tuple[int, int | None]:
         found = self.ranges.get(text)
@@ -175,12 +202,29 @@ class SizeReader:
         return 1 - is_positive if kind == "Equality" else is_positive
 
     def _rounded(self, kind: str, inside: Any) -> Dim:
-        """A quotient rounded up or down; a whole number as it is."""
+        """A quotient or multiple rounded up or down; a whole number as it is."""
+        if type(inside).__name__ == "Mul" and inside.args[0].is_Float and kind in ("TruncToInt", "FloorToInt", "floor"):
+            return scaled(dimension.product(map(self.of, inside.args[1:])), float(inside.args[0]))
         if type(inside).__name__ not in ("IntTrueDiv", "FloatTrueDiv"):
             return self.of(inside)
         numerator, denominator = (self.of(argument) for argument in inside.args)
         up = kind in ("CeilToInt", "ceiling")
         return dimension.ceildiv(numerator, denominator) if up else dimension.floordiv(numerator, denominator)
+
+
+def scaled(extent: Dim, factor: float) -> Dim:
+    """floor(extent * factor) of a factor that is not negative, as torch computes it in double precision.
+
+    An open extent is multiplied by the fraction that the factor stands for. Whether the product in double precision is
+    rounded past a whole number depends on the number's leading bits alone, so small extents show it.
+    """
+    if isinstance(extent, int):
+        return math.floor(extent * factor)
+    fraction = Fraction(factor).limit_denominator(_LARGEST_DENOMINATOR)
+    over, under = fraction.numerator, fraction.denominator
+    if fraction != factor and any(math.floor(n * factor) != n * over // under for n in range(_SHOWN_EXTENTS)):
+        raise UnsupportedError(f"a size of {extent} times {factor}", hint="Give the size a value with --dim.")
+    return dimension.floordiv(extent * over, under)
 
 
 def _bound(number: Any) -> int | None:

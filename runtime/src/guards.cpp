@@ -147,7 +147,7 @@ void symbols_text(const Artifact &a, const ProgramEntry &p, const GuardEntry &ru
     to[0] = 0;
     for (uint32_t i = 0; i < p.guards.count && at + 1 < size; ++i) {
         const GuardEntry &bind = a.guards[p.guards.first + i];
-        if (bind.kind != guard_kind::BIND) continue;
+        if (bind.kind != guard_kind::BIND && bind.kind != guard_kind::SOLVE) continue;
         if (!reads(a, rule.expected, bind.symbol) && !reads(a, rule.other, bind.symbol)) continue;
         const PortEntry &port = a.ports[p.inputs.first + bind.port];
         const DimEntry &dim = a.dims[static_cast<size_t>(a.integer(port.shape.first + bind.axis))];
@@ -181,6 +181,26 @@ bool holds(const Artifact &a, const ProgramEntry &p, const GuardEntry &rule, con
     return false;
 }
 
+// The value of the symbol for which a linear dimension is an extent; false where there is none.
+bool solve(const Artifact &a, const GuardEntry &rule, int64_t extent, int64_t *symbols) {
+    const DimEntry &form = a.dims[rule.expected];
+    int64_t at[2], rest, step;
+    for (int64_t value : {0, 1}) {
+        symbols[rule.symbol] = value;
+        if (!evaluate_dim(a.dim_code.data() + form.code.first, form.code.count, symbols, &at[value])) return false;
+    }
+    if (__builtin_sub_overflow(at[1], at[0], &step) || __builtin_sub_overflow(extent, at[0], &rest)) return false;
+    if (step < 1 || rest % step) return false;
+    symbols[rule.symbol] = rest / step;
+    int64_t found = 0;  // a file may say that any form is linear
+    return evaluate_dim(a.dim_code.data() + form.code.first, form.code.count, symbols, &found) && found == extent;
+}
+
+// Whether a value of a symbol is one of those that the model was built for.
+bool in_range(const GuardEntry &rule, int64_t value) {
+    return value >= rule.lo && (rule.hi == 0 || value <= rule.hi) && value % rule.divisor == 0;
+}
+
 }  // namespace
 
 bool bind_symbols(const Model &model, const Variant &variant, const aot_tensor *const *inputs, int64_t *symbols,
@@ -190,7 +210,7 @@ bool bind_symbols(const Model &model, const Variant &variant, const aot_tensor *
     const char *what = "input";
     for (uint32_t i = 0; i < p.guards.count; ++i) {
         const GuardEntry &rule = a.guards[p.guards.first + i];
-        if (rule.kind >= guard_kind::AT_LEAST) {
+        if (rule.kind >= guard_kind::AT_LEAST && rule.kind <= guard_kind::ABOVE) {
             if (holds(a, p, rule, symbols, failure)) continue;
             return false;
         }
@@ -221,8 +241,7 @@ bool bind_symbols(const Model &model, const Variant &variant, const aot_tensor *
         char message[400];
         const char *hint = "Reshape or pad the input, or build the artifact for this size.";
         if (rule.kind == guard_kind::BIND) {
-            const bool fits = extent >= rule.lo && (rule.hi == 0 || extent <= rule.hi) && extent % rule.divisor == 0;
-            if (fits) {
+            if (in_range(rule, extent)) {
                 symbols[rule.symbol] = extent;
                 continue;
             }
@@ -237,6 +256,15 @@ bool bind_symbols(const Model &model, const Variant &variant, const aot_tensor *
                 snprintf(message, sizeof message, "dimension %u (%s): expected a multiple of %lld, got %lld", rule.axis,
                          a.text(dim.text), static_cast<long long>(rule.divisor), static_cast<long long>(extent));
             }
+        } else if (rule.kind == guard_kind::SOLVE) {
+            if (solve(a, rule, extent, symbols) && in_range(rule, symbols[rule.symbol])) continue;
+            const char *symbol = a.text(a.symbols[p.symbols.first + rule.symbol].name);
+            char most[48] = "", steps[48] = "";
+            if (rule.hi) snprintf(most, sizeof most, " to %lld", static_cast<long long>(rule.hi));
+            if (rule.divisor > 1) snprintf(steps, sizeof steps, ", a multiple of %lld", static_cast<long long>(rule.divisor));
+            snprintf(message, sizeof message, "dimension %u: expected %.100s with %.60s %s %lld%s%s, got %lld", rule.axis,
+                     a.text(dim.text), symbol, rule.hi ? "from" : "at least", static_cast<long long>(rule.lo), most, steps,
+                     static_cast<long long>(extent));
         } else {
             const DimEntry &wanted = a.dims[rule.expected];
             int64_t expected = 0;

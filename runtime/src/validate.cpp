@@ -162,9 +162,10 @@ private:
                 fail(section::GUARDS, record, value ? "no such value" : "no such axis");
             }
             if (guard.divisor < 1) fail(section::GUARDS, record, "the divisor is not positive");
-            if (guard.kind == guard_kind::BIND) {
+            if (guard.kind == guard_kind::BIND || guard.kind == guard_kind::SOLVE) {
                 if (guard.symbol >= bound_.size()) fail(section::GUARDS, record, "no such symbol");
                 bound_[guard.symbol] = 1;
+                if (guard.kind == guard_kind::SOLVE) dim(section::GUARDS, record, guard.expected);
             } else if (guard.kind == guard_kind::EQUAL || value) {
                 dim(section::GUARDS, record, guard.expected);
             } else {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,24 @@ def test_dim_option(text: str, expected: DimRange) -> None:
 def test_bad_dim_option(text: str) -> None:
     with pytest.raises(OptionError, match=r"--dim|range|name"):
         parse_dim_option(text)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"N": (1, 8), "x.0": 3, "T": (2, None)},
+        ["N=1..8", "x.0=3", "T=2.."],
+        (DimRange("N", 1, 8), ("x.0", 3, 3), "T=2.."),
+    ],
+)
+def test_ways_to_give_dims(given: Any) -> None:
+    assert CompileOptions(dims=given).dims == (DimRange("N", 1, 8), DimRange("x.0", 3, 3), DimRange("T", 2, None))
+
+
+@pytest.mark.parametrize("given", [["N"], {"N": "4"}, {4: 5}, [("N", 1)], [7], {"N": (1, 2, 3)}, [("N", 1, 2.5)]])
+def test_dims_that_are_none(given: Any) -> None:
+    with pytest.raises(OptionError, match=r"--dim|no bound of a dimension"):
+        CompileOptions(dims=given)
 
 
 def test_variants() -> None:
