@@ -14,6 +14,7 @@ from aot.artifacts import read, safetensors
 from aot.artifacts.layout import Section, WeightsMode
 from aot.artifacts.write import Weights, write
 from aot.errors import ArtifactError, OptionError
+from aot.file_kinds import not_an_artifact
 from aot.ir import Array
 from aot.program import Program
 
@@ -54,7 +55,9 @@ class Artifact:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Artifact:
-        """Reads and checks a file. Raises ArtifactError for one that is missing or damaged."""
+        """Reads and checks a file. Raises ArtifactError for one that is missing, damaged or something else."""
+        if not isinstance(path, str | os.PathLike):
+            raise ArtifactError(f"expected a path, got {type(path).__name__}", hint="Artifact(data) takes bytes.")
         try:
             data = Path(path).read_bytes()
         except OSError as error:
@@ -63,7 +66,8 @@ class Artifact:
         try:
             _ = artifact.programs
         except ArtifactError as error:
-            raise ArtifactError(error.message, where=str(path), hint=error.hint) from error
+            said = not_an_artifact(path) or (error.message, error.hint)
+            raise ArtifactError(said[0], where=str(path), hint=said[1]) from error
         return artifact
 
     @cached_property

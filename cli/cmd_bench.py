@@ -14,7 +14,7 @@ import click
 from aot.cli.common import common_options, note, print_json, print_table, progress, seconds_text, wants
 from aot.cli.feeds import FeedChoice, feed_options, feeds, generic
 from aot.cli.loading import load_model, load_options, open_artifact
-from aot.cli.reference import Reference, edges_of
+from aot.cli.reference import Reference, check_same_inputs, edges_of
 
 MIN_ROUNDS = 5
 WARM_UP_RUNS = 2
@@ -59,6 +59,9 @@ def command(
     model = load_model(artifact, threads, target, weights)
     also, defaults = (reference.inputs, reference.defaults) if reference is not None else ((), {})
     cases = feeds(program, choice, also, {**model.new_state(), **(defaults or {})})
+    if reference is not None:
+        for _, feed in cases:
+            check_same_inputs(reference, opened, program, feed)
     wanted = {port.name for port in program.inputs}
     documents = []
     for what, feed in cases:

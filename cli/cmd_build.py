@@ -27,6 +27,7 @@ from aot.cli.feeds import DimType, generic
 from aot.cli.fusion import fusion_of, print_fusion
 from aot.cli.operators import operators_option, operators_text
 from aot.errors import OptionError
+from aot.file_kinds import ONNX, PROGRAM, kind_of
 from aot.options import (
     IO_DTYPES,
     PRECISIONS,
@@ -157,6 +158,13 @@ def command(
     )
     if not model.is_file():
         raise OptionError("it is a folder" if model.is_dir() else "no such file", where=str(model))
+    kind = kind_of(model)
+    if (
+        kind is not None
+        and {".onnx": ONNX, ".pt2": PROGRAM}.get(model.suffix, kind.name) != kind.name
+        and kind.is_model
+    ):
+        note(f"{model} is {kind.text} by its contents, and is read as one")
     from aot import custom, driver
 
     if check:

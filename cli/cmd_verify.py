@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from aot.cli.common import DIFFERS, common_options, print_json, print_table, progress, wants
+from aot.cli.common import DIFFERS, common_options, note, print_json, print_table, progress, wants
 from aot.cli.feeds import FeedChoice, feed_options, feeds, generic
 from aot.cli.loading import load_model, load_options, open_artifact
 from aot.cli.operators import open_reference, operators_option
-from aot.cli.reference import Comparison, compare, tolerance, widened
+from aot.cli.reference import Comparison, another_file, check_same_inputs, compare, tolerance, widened
 
 
 class Tolerance(click.FloatRange):
@@ -30,9 +30,7 @@ class Tolerance(click.FloatRange):
 
 @click.command("verify")
 @click.argument("artifact", type=click.Path(path_type=Path))
-@click.option(
-    "--against", required=True, type=click.Path(path_type=Path), metavar="MODEL.onnx", help="The source model."
-)
+@click.option("--against", required=True, type=click.Path(path_type=Path), metavar="MODEL", help="The source model.")
 @feed_options
 @click.option("--rtol", type=Tolerance(), help="Of float outputs. Default: by precision, 0.001 for fp32.")
 @click.option("--atol", type=Tolerance(), help="Of float outputs. Default: by precision, 0.0001 for fp32.")
@@ -52,7 +50,8 @@ def command(
 ) -> None:
     """Compare ARTIFACT with the model it was built from, run by ONNX Runtime.
 
-    A model with custom operators that ONNX Runtime does not know is run by aotc's reference interpreter.
+    A torch.export program, and a model with custom operators that ONNX Runtime does not know, are run by aotc's
+    reference interpreter.
     FILES: .npz files with arrays by input name, or .npy files for a model of one input; without any the
     inputs are random. Floats agree where |difference| <= atol + rtol * |expected|; integers and booleans must be equal.
     In fp16, bf16 and tf32 the default of atol is a share of the output's largest element. Exit code 3 if any differs.
@@ -61,6 +60,8 @@ def command(
     program = generic(opened.programs)
     reference = open_reference(against, threads or 1, opened, operators)
     cases = feeds(program, choice, reference.inputs, reference.defaults)
+    for _, feed in cases:
+        check_same_inputs(reference, opened, program, feed)
     model = load_model(artifact, threads, target, weights)
     wanted = {port.name for port in program.inputs}
     precision = opened.meta.get("precisions", {}).get(model.target, "fp32")
@@ -74,6 +75,8 @@ def command(
             results.append((what, [_compared(name, found, expected[name], precision, rtol, atol) for name in expected]))
     passed = all(comparison.passed for _, comparisons in results for comparison in comparisons)
     report(results, passed, reference.name, precision)
+    if not passed and (text := another_file(against, opened)):
+        note(f"the artifact may be of another model. {text}")
     click.get_current_context().exit(0 if passed else DIFFERS)
 
 

@@ -25,6 +25,7 @@ from aot import dims as dimension
 from aot.cli.common import note
 from aot.dims import Symbol
 from aot.errors import OptionError
+from aot.file_kinds import FileKind, kind_of
 from aot.ir import Array
 from aot.options import DimRange, parse_dim_option
 from aot.program import Port, Program
@@ -249,12 +250,18 @@ def _load(path: Path) -> Feed | Array:
         if isinstance(file, np.ndarray):
             return file
         with file:
+            kind = kind_of(path)
+            if kind is not None and kind.name != "arrays":
+                raise _no_arrays(path, kind)
             return {name: file[name] for name in file.files}
     except FileNotFoundError as error:
         raise OptionError("no such file", where=str(path)) from error
     except IsADirectoryError as error:
         raise OptionError("it is a folder", where=str(path)) from error
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        kind = kind_of(path)
+        if kind is not None and kind.name not in ("array", "arrays", "pickle", "text", "zip", "zip damaged", "empty"):
+            raise _no_arrays(path, kind) from error
         reason = str(error)
         if "pickle" in reason:  # numpy takes every unknown file for a pickle
             with path.open("rb") as unread:
@@ -265,6 +272,12 @@ def _load(path: Path) -> Feed | Array:
         raise OptionError(
             f"not an .npz or .npy file of plain arrays: {reason}", where=str(path), hint=f"{_SAVE_NPZ} {_SAVE_NPY}"
         ) from error
+
+
+def _no_arrays(path: Path, kind: FileKind) -> OptionError:
+    """The error for a file of another kind that was given as one of inputs."""
+    hint = f"Inputs are .npz or .npy files. {_SAVE_NPZ}"
+    return OptionError(kind.instead_of("a file of arrays"), where=str(path), hint=hint)
 
 
 def npz_bytes(arrays: Mapping[str, Array]) -> bytes:

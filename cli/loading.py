@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aot.cli.feeds import read_npz
-from aot.errors import AotError, ArtifactError, OptionError
+from aot.errors import AotError, OptionError
+from aot.file_kinds import kind_of
 
 if TYPE_CHECKING:
     from aot.artifacts import Artifact
@@ -44,13 +45,7 @@ def open_artifact(path: Path) -> Artifact:
         raise OptionError("no such file", where=str(path))
     if path.is_dir():
         raise OptionError("it is a folder", where=str(path), hint="Name an .aot file.")
-    try:
-        return Artifact.open(path)
-    except ArtifactError as error:
-        if path.suffix in (".onnx", ".pt2"):
-            hint = f"Build the model first: aotc build {path}"
-            raise ArtifactError("this is a model, not an artifact", where=str(path), hint=hint) from error
-        raise
+    return Artifact.open(path)
 
 
 def load_model(path: Path, threads: int | None, target: str | None = None, weights: Path | None = None) -> Any:
@@ -68,7 +63,11 @@ def _read_safetensors(path: Path) -> Mapping[str, Any]:
     try:
         return safetensors.read(path.read_bytes())[0]
     except (OSError, AotError, ValueError) as error:
-        reason = error.message if isinstance(error, AotError) else str(error)
-        raise OptionError(
-            f"cannot read weights: {reason}", where=str(path), hint="Give .safetensors or .npz."
-        ) from error
+        reason = error.message if isinstance(error, AotError) else (getattr(error, "strerror", "") or str(error))
+        hint = "Give .safetensors or .npz."
+        kind = kind_of(path)
+        if kind is not None and kind.name != "safetensors":
+            reason = kind.instead_of("a file of named arrays")
+            if kind.name == "torch weights":
+                hint = "Write them as safetensors: safetensors.torch.save_file(state_dict, 'weights.safetensors')."
+        raise OptionError(f"cannot read weights: {reason}", where=str(path), hint=hint) from error

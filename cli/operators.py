@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aot.cli.common import note
-from aot.cli.reference import Reference, edges_of, widened
+from aot.cli.reference import Reference, check_model, edges_of, widened
 from aot.dtypes import F32
 from aot.errors import ModelError, OptionError
+from aot.file_kinds import PROGRAM
 from aot.ir import Array
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Interpreter:
         from aot import custom, frontend
 
         self.name = "aotc's reference interpreter"
+        self.path = path
         self.defaults: dict[str, Array] = {}
         with custom.use(operators) as self._operators:
             dims = {name: (lo, hi) for name, lo, hi in artifact.meta.get("options", {}).get("dims", [])}
@@ -61,7 +63,7 @@ class Interpreter:
 
         missing = [name for name in self.inputs if name not in feed]
         if missing:
-            raise OptionError(f"the model also needs the inputs {', '.join(missing)}")
+            raise OptionError(f"the model also needs the inputs {', '.join(missing)}", where=str(self.path))
         graph = next(graph for graph in self._graphs if _holds(graph, feed))
         with custom.use(self._operators):
             floats = {value.name for value in graph.inputs if value.type.dtype == F32}
@@ -83,7 +85,8 @@ def open_reference(
 ) -> Reference | Interpreter:
     """The model in ONNX Runtime; of torch programs, and where custom operators are in the way, in the interpreter."""
     custom_names = [item["onnx"] for item in artifact.meta.get("operators", [])]
-    if path.suffix == ".pt2":
+    kind = check_model(path)
+    if kind is not None and kind.name == PROGRAM:
         note("a torch program is compared with aotc's reference interpreter; with PyTorch itself, compare in Python")
         return Interpreter(path, artifact, operators)
     try:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from aot.errors import ModelError, OptionError
+from aot.errors import AotError, ModelError, OptionError
+from aot.file_kinds import ARTIFACT, ONNX, FileKind, kind_of
 from aot.ir import Array
 
 if TYPE_CHECKING:
     from aot.artifacts import Artifact
     from aot.frontend import Edges
+    from aot.program import Program
 
 
 def edges_of(artifact: Artifact) -> Edges:
@@ -23,6 +26,61 @@ def edges_of(artifact: Artifact) -> Edges:
 
     options = artifact.meta.get("options", {})
     return Edges(tuple(options.get("overridable", ())), dict(options.get("values", ())))
+
+
+def check_model(path: Path) -> FileKind | None:
+    """What the model to compare with is, None where that cannot be told; raises ModelError for what is no model."""
+    if not path.is_file():
+        raise OptionError("it is a folder" if path.is_dir() else "no such file", where=str(path))
+    kind = kind_of(path)
+    if kind is not None and not kind.is_model:
+        hint = kind.model_remedy
+        if kind.name == ARTIFACT:
+            hint = "Compare with the model that it was built from; two artifacts: aotc diff."
+        raise ModelError(kind.instead_of("a model to compare with"), where=str(path), hint=hint)
+    return kind
+
+
+class ModelSource(Protocol):
+    """A model that an artifact is compared with: its file, and the names of its inputs."""
+
+    path: Path
+    inputs: list[str]
+
+
+def check_same_inputs(reference: ModelSource, artifact: Artifact, program: Program, given: Collection[str]) -> None:
+    """Raises OptionError where the model needs inputs that neither the artifact has nor are given."""
+    ports = [port.name for port in program.inputs]
+    missing = [name for name in reference.inputs if name not in ports and name not in given]
+    if missing:
+        raise OptionError(
+            f"the model also needs the inputs {', '.join(map(repr, missing))}; the artifact's inputs are "
+            f"{', '.join(map(repr, ports)) or 'none'}",
+            where=str(reference.path),
+            hint=f"Compare with the model that the artifact was built from. {another_file(reference.path, artifact)}",
+        )
+
+
+def another_file(path: Path, artifact: Artifact) -> str:
+    """A sentence where the artifact was built from another file, or from a model in memory; else ""."""
+    built = artifact.meta.get("source", {}).get("digest", "")
+    try:
+        found = source_digest(path)
+    except AotError:
+        return ""
+    if not built or found == built:
+        return ""
+    return f"It was built from another file: that one's SHA-256 begins with {built[:8]}, this one's with {found[:8]}."
+
+
+def source_digest(path: Path) -> str:
+    """The digest that an artifact of the model keeps: of the file, and of ONNX's external data."""
+    from aot.frontend.onnx_model import read_model
+
+    kind = kind_of(path)
+    return (
+        hashlib.sha256(path.read_bytes()).hexdigest() if kind is None or kind.name != ONNX else read_model(path).digest
+    )
 
 
 class Reference:
@@ -38,8 +96,14 @@ class Reference:
             raise OptionError(
                 "comparing needs ONNX Runtime, which is not installed", hint="pip install onnxruntime"
             ) from error
-        if not path.is_file():
-            raise OptionError("no such file", where=str(path))
+        self.path = path
+        kind = check_model(path)
+        if kind is not None and kind.name != ONNX:
+            raise ModelError(
+                f"this is {kind.text}, and ONNX Runtime takes ONNX models alone",
+                where=str(path),
+                hint="Compare outputs with `aotc verify`; for times, run PyTorch itself in Python (docs/torch.md).",
+            )
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
@@ -75,8 +139,7 @@ class Reference:
         """The outputs by name."""
         missing = [name for name in self.inputs if name not in feed]
         if missing:
-            hint = "Compare with the model that the artifact was built from."
-            raise OptionError(f"the model also needs the inputs {', '.join(missing)}", hint=hint)
+            raise OptionError(f"the model also needs the inputs {', '.join(missing)}", where=str(self.path))
         try:
             given = {name: widened(feed[name]) if name in self._floats else feed[name] for name in self.inputs}
             results = self._session.run(None, given)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aot.errors import ModelError
+from aot.file_kinds import A_MODEL, PROGRAM, kind_of
 from aot.frontend.bindings import DimOption
 from aot.frontend.edges import Edges
 from aot.frontend.imported import ImportInfo, Unsupported
@@ -54,7 +55,7 @@ def load_variants(
         from aot.frontend.torch_import import import_torch  # torch takes seconds to import
 
         return import_torch(source, dims, edges, trust_pickle=trust_pickle)
-    return import_onnx(_checked(source), dims, edges)
+    return import_onnx(source, dims, edges)
 
 
 def check(
@@ -69,24 +70,36 @@ def check(
         from aot.frontend.torch_import import check_torch
 
         return check_torch(source, dims, trust_pickle=trust_pickle)
-    return check_onnx(_checked(source), dims, edges)
+    return check_onnx(source, dims, edges)
 
 
 def _is_torch(source: Any) -> bool:
-    """Whether the source is a torch.export program: the object, a .pt2 file, or the bytes of one."""
-    if isinstance(source, str | os.PathLike):
-        return str(os.fspath(source)).endswith(".pt2")
-    return source[:4] == b"PK\3\4" if isinstance(source, bytes) else is_program(source)
+    """Whether the source is a torch.export program: the object, or a file or bytes that hold one.
+
+    Raises ModelError for what is no model, where its contents say so; what a file is called counts only where they do
+    not.
+    """
+    if not isinstance(source, str | os.PathLike | bytes):
+        if is_program(source):
+            return True
+        _check_object(source)
+        return False
+    kind = kind_of(source)
+    path = "" if isinstance(source, bytes) else str(os.fspath(source))
+    if kind is not None and (kind.is_torch or path.endswith((".pt2", ".pt", ".pth"))) and not kind.is_model:
+        raise ModelError(kind.instead_of(A_MODEL), where=path, hint=kind.model_remedy)
+    return path.endswith(".pt2") if kind is None else kind.name == PROGRAM
 
 
-def _checked(source: Any) -> Any:
-    """The source, if some reader knows its kind."""
-    if isinstance(source, str | os.PathLike):
-        name = os.fspath(source)
-        if str(name).endswith((".pt", ".pth")):
-            hint = "Export the model: torch.export.save(torch.export.export(model, inputs), 'model.pt2')."
-            raise ModelError("a file of weights, or of a pickled module, is no program", where=str(name), hint=hint)
-    elif not isinstance(source, bytes) and type(source).__name__ != "ModelProto":
-        known = "a path, bytes, an onnx.ModelProto or a torch.export.ExportedProgram"
-        raise ModelError(f"a model is {known}, not {type(source).__name__}")
-    return source
+def _check_object(source: Any) -> None:
+    """Raises ModelError for an object that is no model, with what to do."""
+    kinds = {base.__name__: base.__module__ for base in type(source).__mro__}
+    if "ModelProto" in kinds:
+        return
+    hint = ""
+    if kinds.get("Module", "").startswith("torch.nn"):
+        hint = "Export it: program = torch.export.export(module, inputs), and compile that."
+    elif isinstance(source, Mapping):
+        hint = "A state dict is weights without a program: load them into their module, and export that."
+    known = "a path, bytes, an onnx.ModelProto or a torch.export.ExportedProgram"
+    raise ModelError(f"a model is {known}, not {type(source).__name__}", hint=hint)

@@ -23,7 +23,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from aot import dtypes
 from aot.dtypes import DType
 from aot.errors import ModelError, UnsupportedError
-from aot.frontend.file_kinds import describe
+from aot.file_kinds import A_MODEL, ONNX, kind_of
 from aot.ir import Array, Const, const_of
 
 OLDEST_OPSET = 1
@@ -129,8 +129,7 @@ def read_model(source: str | os.PathLike[str] | bytes | ModelProto) -> OnnxModel
             folder = path.resolve().parent
         proto = _parse(data, where)
     if not proto.HasField("graph"):
-        kind, hint = describe(data)
-        raise ModelError(f"not an ONNX model: {kind or 'it holds no graph'}", where=where, hint=hint)
+        raise _no_model(data, "not an ONNX model: it holds no graph", where)
     for text in _texts(proto):
         if not isinstance(text, str):  # protobuf hands out what is not UTF-8 as bytes
             raise ModelError(f"the name {text!r} is not UTF-8 text", where=where, hint="The file may be damaged.")
@@ -156,10 +155,17 @@ def _parse(data: bytes, where: str) -> ModelProto:
     try:
         proto.ParseFromString(data)
     except (DecodeError, RecursionError) as error:
-        kind, hint = describe(data)
-        reason = f": {kind}" if kind else f" ({error})"
-        raise ModelError(f"not a readable ONNX model{reason}", where=where, hint=hint) from error
+        raise _no_model(data, f"not a readable ONNX model ({error})", where) from error
     return proto
+
+
+def _no_model(data: bytes, reason: str, where: str) -> ModelError:
+    """The error for bytes that are no ONNX model: what they are, or the reason where that is not known."""
+    kind = kind_of(data)
+    if kind is None or kind.name == ONNX:
+        hint = "The file is damaged or truncated, or no ONNX model: fetch or export it again."
+        return ModelError(reason, where=where, hint=hint)
+    return ModelError(kind.instead_of(A_MODEL), where=where, hint=kind.model_remedy)
 
 
 def _texts(proto: ModelProto) -> Iterator[Any]:

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from aot.errors import ModelError, OptionError, UnsupportedError
+from aot.file_kinds import PROGRAM, kind_of
 from aot.frontend.torch_mended import mend_document, mend_program, mend_symbols
 
 # Composite ops that converters take whole; torch would take them apart into forms that are harder to recognize.
@@ -94,7 +95,12 @@ def open_program(source: Any, *, trust_pickle: bool = False) -> tuple[Any, str]:
     if is_program(source):
         return source, ""
     data = source if isinstance(source, bytes) else _file_bytes(source)
-    return _from_archive(data, trust_pickle), hashlib.sha256(data).hexdigest()
+    try:
+        return _from_archive(data, trust_pickle), hashlib.sha256(data).hexdigest()
+    except (ModelError, UnsupportedError) as error:
+        if error.where or isinstance(source, bytes):
+            raise
+        raise type(error)(error.message, where=str(source), hint=error.hint) from error
 
 
 def _need_torch() -> None:
@@ -216,16 +222,16 @@ def _from_archive(data: bytes, trust_pickle: bool) -> Any:
         archive = zipfile.ZipFile(io.BytesIO(data))
         names = archive.namelist()
     except _DAMAGED as error:
-        raise ModelError(f"not a .pt2 archive: {error}", hint="Write it with torch.export.save.") from error
+        raise _no_program(data, str(error)) from error
     models = [name for name in names if re.fullmatch(r"[^/]+/models/[^/]+\.json", name)]
     if len(models) != 1:
-        hint = "Write it with torch.export.save(program, 'model.pt2') of PyTorch 2.8 or newer."
-        raise ModelError(f"the archive holds {len(models)} exported programs; one is expected", hint=hint)
+        raise _no_program(data, f"the archive holds {len(models)} exported programs; one is expected")
     root, _, last = models[0].partition("/models/")
     name = last.removesuffix(".json")
     document = _json(archive, models[0])
     check_document(document)
     texts = mend_document(document)
+    import torch
     from torch._export.serde import schema
     from torch._export.serde.serialize import ExportedProgramDeserializer, _dict_to_dataclass
 
@@ -242,7 +248,17 @@ def _from_archive(data: bytes, trust_pickle: bool) -> Any:
     except (ModelError, UnsupportedError):
         raise
     except Exception as error:  # torch's deserializer raises anything on a document that does not fit
-        raise ModelError(f"torch cannot read the program: {type(error).__name__}: {error}") from error
+        written = document.get("torch_version") if isinstance(document, dict) else None
+        hint = f"PyTorch {str(written)[:40]} wrote it, and {torch.__version__} reads it." if written else ""
+        raise ModelError(f"torch cannot read the program: {type(error).__name__}: {error}", hint=hint) from error
+
+
+def _no_program(data: bytes, reason: str) -> ModelError:
+    """The error for bytes in which there is no exported program, or more than one."""
+    kind = kind_of(data)
+    if kind is None or kind.name == PROGRAM:
+        return ModelError(f"no torch.export program: {reason}", hint="Write it with torch.export.save.")
+    return ModelError(kind.instead_of("a torch.export program"), hint=kind.model_remedy)
 
 
 # What zipfile raises for a damaged archive.

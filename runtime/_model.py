@@ -174,9 +174,12 @@ class Model:
                 os.fsencode(artifact), ctypes.byref(options), ctypes.byref(handle), ctypes.byref(error)
             )
         else:
-            raise ArtifactError(f"expected a path or bytes, got {type(artifact).__name__}")
+            raise ArtifactError(
+                f"expected the path or the bytes of an artifact, got {type(artifact).__name__}",
+                hint="Models are compiled first: aot.compile(model).load().",
+            )
         if status:
-            raise native.exception(status, error)
+            raise _not_loaded(native.exception(status, error), artifact)
         assert handle.value is not None
         return handle.value
 
@@ -666,6 +669,19 @@ class Model:
             return ", ".join(f"{p.name}: {p.dtype}[{', '.join(map(str, p.shape))}]" for p in ports)
 
         return f"<Model ({specs(self.inputs)}) -> ({specs(self.outputs)})>"
+
+
+def _not_loaded(error: Exception, artifact: str | os.PathLike[str] | bytes | bytearray | memoryview) -> Exception:
+    """The error of a load, or where the file is something else than an artifact, one that says what."""
+    if not isinstance(error, ArtifactError):
+        return error
+    from aot.file_kinds import not_an_artifact
+
+    given = artifact if isinstance(artifact, str | os.PathLike) else bytes(artifact)
+    said = not_an_artifact(given)
+    if said is None:
+        return error
+    return ArtifactError(said[0], where="" if isinstance(given, bytes) else str(given), hint=said[1])
 
 
 def _empty(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
