@@ -14,6 +14,7 @@ from aot.transforms.flush_subnormals import flush_subnormals
 from aot.transforms.fold import fold
 from aot.transforms.fuse import fuse
 from aot.transforms.join import join
+from aot.transforms.join_alike import join_alike
 from aot.transforms.layout import assign_layouts
 from aot.transforms.narrow import narrow
 from aot.transforms.normalize import normalize
@@ -47,6 +48,7 @@ CORE_PASSES: tuple[Pass, ...] = (
 
 TARGET_PASSES: tuple[Pass, ...] = (
     join,  # before assign_layouts, which gives the parts the strides of the whole  [tests/passes/test_join.py]
+    join_alike,  # after join, which makes neighbours of queries and keys  [tests/passes/test_join_alike.py]
     assign_layouts,  # before fuse: it inserts copies, which fuse into their neighbours
     fuse,
     narrow,  # before settle_state: a cache that is read without its cast is read before it is overwritten

@@ -9,7 +9,7 @@ own (which is its epilogue), or that somebody needs dense.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -117,30 +117,11 @@ class _Joining:
         whole = Value(TensorType(part.result.type.dtype, (*part.result.type.shape[:-1], columns)))
         view = view_of(_cut(whole, 0, part), whole.type)
         assert view is not None
-        reasons = ["it is a result of the model"] if part.result in self.kept else []
-        for reader in self.graph.users.get(part.result, ()):
-            if OPS[reader.op].kind is Kind.MAP and reader.output.type.shape == part.result.type.shape:
-                reasons.append(f"{reader.where} is computed with it")
-            elif reader.op == "concat":
-                reasons.append(f"it is written into {reader.where}")
-        reason = next(iter(reasons), None) or self._why_not_read(part.result, view.type)
+        reason = "it is a result of the model" if part.result in self.kept else None
+        reason = reason or why_not_part(self.graph, part.result, view.type, self.kept)
         if reason is not None:
             self.context.refuse("join", part.nodes[0].where, reason)
         return reason
-
-    def _why_not_read(self, value: Value, type_: TensorType) -> str | None:
-        """Why a value could not have the layout of `type_`."""
-        for reader in self.graph.users.get(value, ()):
-            if OPS[reader.op].row_major or reader.op == "conv":
-                return f"{reader.where} wants it dense"
-            if reader.op in VIEW_OPS and not (reader.op == "slice" and min(ints_attr(reader.attrs, "steps")) < 1):
-                view = view_of(reader, type_)
-                if view is None or reader.output in self.kept:
-                    return f"{reader.where} would have to move its bytes"
-                reason = self._why_not_read(reader.output, view.type)
-                if reason is not None:
-                    return reason
-        return None
 
     # Joining.
 
@@ -176,6 +157,38 @@ class _Joining:
         neutral = const_of(np.full((), _NEUTRAL[op], parts[0].result.type.dtype.numpy))
         rows = [vector_const(const or neutral, part.columns) for const, part in zip(consts, parts, strict=True)]
         return concat_consts(rows, 0)
+
+
+def why_not_part(graph: Graph, value: Value, type_: TensorType, kept: Container[Value]) -> str | None:
+    """Why a value that a kernel makes should not become a part of a larger tensor, where it has the layout of `type_`.
+
+    `kept` are results of the model.
+    """
+    for reader in graph.users.get(value, ()):
+        if OPS[reader.op].kind is Kind.MAP and reader.output.type.shape == value.type.shape:
+            return f"{reader.where} is computed with it"
+        if reader.op == "concat":
+            return f"it is written into {reader.where}"
+    return _why_not_read(graph, value, type_, value.type, kept)
+
+
+def _why_not_read(
+    graph: Graph, value: Value, type_: TensorType, dense: TensorType, kept: Container[Value]
+) -> str | None:
+    """Why a value could not have the layout of `type_`; `dense`: the one that it has where it is no part."""
+    for reader in graph.users.get(value, ()):
+        if OPS[reader.op].row_major or reader.op == "conv":
+            return f"{reader.where} wants it dense"
+        if reader.op in VIEW_OPS and not (reader.op == "slice" and min(ints_attr(reader.attrs, "steps")) < 1):
+            view, alone = view_of(reader, type_), view_of(reader, dense)
+            if alone is None:  # its bytes are moved in any case
+                continue
+            if view is None or reader.output in kept:
+                return f"{reader.where} would have to move its bytes"
+            reason = _why_not_read(graph, reader.output, view.type, alone.type, kept)
+            if reason is not None:
+                return reason
+    return None
 
 
 def _cut(whole: Value, start: int, part: _Part) -> Node:

@@ -309,6 +309,23 @@ def test_weights_beside_constants_that_no_recipe_makes() -> None:
     assert const.recipe is None and const.source == ""
 
 
+def test_values_that_are_repeated_for_every_head_are_copied_in_any_case() -> None:
+    def build(b: Builder) -> Any:
+        x = f(b, "x", 2, 5, 6)
+        q, k, v = heads(b, product(b, x, "q")), heads(b, product(b, x, "k", 4)), heads(b, product(b, x, "v", 4))
+        k, v = (b.reshape(b.expand(each, shape=(2, 2, 5, 4)), shape=(4, 5, 4)) for each in (k, v))
+        scores = b.softmax(b.matmul(b.reshape(q, shape=(4, 5, 4)), b.transpose(k, perm=(0, 2, 1))), axis=2)
+        return b.matmul(scores, v)
+
+    graph, _ = joined(build)
+    assert ops(graph).split().count("matmul") == 3
+    counts = []
+    for backend in (Joiner(joins_products=False), Joiner()):
+        manager = PassManager((*CORE_PASSES, *TARGET_PASSES), Context(backend=backend))
+        counts.append(len(kernels(manager.run(built(build)))))
+    assert counts[1] < counts[0]
+
+
 def test_disabled_and_bisected() -> None:
     graph = built(lambda b: attention(b, f(b, "x", 2, 5, 6)))
     assert join(graph, context(bisect=0)) is graph
