@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from aot.cli.common import note
 from aot.cli.feeds import read_npz
-from aot.errors import AotError, OptionError
+from aot.errors import AotError, ArtifactError, OptionError
 from aot.file_kinds import kind_of
 
 if TYPE_CHECKING:
@@ -52,8 +53,18 @@ def load_model(path: Path, threads: int | None, target: str | None = None, weigh
     """The artifact, ready to run."""
     from aot import runtime
 
-    given = None if weights is None else read_npz(weights) if weights.suffix == ".npz" else _read_safetensors(weights)
-    return runtime.load(path, threads=threads, target=target, weights=given)
+    if weights is None:
+        return runtime.load(path, threads=threads, target=target)
+    given = read_npz(weights) if weights.suffix == ".npz" else _read_safetensors(weights)
+    try:
+        model = runtime.load(path, threads=threads, target=target, weights=given)
+    except ArtifactError as error:
+        if error.where not in given:
+            raise
+        raise ArtifactError(error.message, where=f"{weights}, weight {error.where!r}", hint=error.hint) from error
+    if model.meta.get("options", {}).get("weights") == "embedded":
+        note(f"{path} holds its weights: --weights is not used")
+    return model
 
 
 def _read_safetensors(path: Path) -> Mapping[str, Any]:

@@ -106,6 +106,10 @@ private:
             throw damaged(source_.name(), "header", 0, "the file has %zu bytes, fewer than a header", source_.size());
         }
         source_.read(0, &h, sizeof h);
+        if (memcmp(&h.magic, "PK\3\4", 4) == 0) {
+            throw damaged(source_.name(), "header", 0,
+                          "this is a zip archive, as PyTorch writes programs to be built, and no artifact (wrong magic)");
+        }
         if (memcmp(&h.magic, kMagic, sizeof kMagic) != 0) {
             throw damaged(source_.name(), "header", 0,
                           "this is not an aotc artifact, or its first bytes are lost (wrong magic)");

@@ -26,29 +26,29 @@ public:
             const WeightOptions &options)
         : a_(artifact), p_(program), options_(options), file_(source.name()), held_(Allocator<uint8_t>(artifact.memory)) {
         if (p_.weights != weights_mode::EXTERNAL) return;
-        std::string path;
         if (options.external_path) {
-            path = options.external_path;
+            path_ = options.external_path;
         } else if (*source.name()) {
             const char *name = a_.text(p_.external_file);
             if (!*name || strchr(name, '/')) throw damaged(file_, "programs", 0, "a bad name of the weights file");
-            path = source.name();
-            const size_t slash = path.rfind('/');
-            path = (slash == std::string::npos ? "" : path.substr(0, slash + 1)) + name;
-        } else {
-            return;
+            path_ = source.name();
+            const size_t slash = path_.rfind('/');
+            path_ = (slash == std::string::npos ? "" : path_.substr(0, slash + 1)) + name;
         }
-        external_ = std::make_unique<ByteSource>(path.c_str());
     }
 
     const uint8_t *bytes(uint32_t index) override {
         const SourceEntry &source = a_.sources[p_.sources.first + index];
         const char *name = a_.text(source.name);
         const uint8_t *data = given(source, name);
-        if (!data && external_) {
+        const bool is_given = data;
+        if (!data && !path_.empty()) {
+            open_external();
             if (source.external_offset > external_->size() || source.bytes > external_->size() - source.external_offset) {
-                throw Failure(AOT_ERROR_WEIGHTS, external_->name(), "Use the weights file that was built with the artifact.",
-                              "the file is too short for weight %s", name);
+                throw Failure(AOT_ERROR_WEIGHTS, external_->name(),
+                              "It is truncated, or another file: copy the one that was built with the artifact.",
+                              "the file of weights has %zu bytes; %llu are expected (it ends before weight %.80s does)",
+                              external_->size(), static_cast<unsigned long long>(external_end()), name);
             }
             held_.resize(static_cast<size_t>(source.bytes));
             external_->read(source.external_offset, held_.data(), held_.size());
@@ -58,6 +58,12 @@ public:
         if (!(options_.flags & AOT_LOAD_ANY_WEIGHTS)) {
             Digest digest = sha256(data, static_cast<size_t>(source.bytes));
             if (memcmp(digest.bytes, source.sha256, sizeof digest.bytes) != 0) {
+                if (!is_given) {
+                    throw Failure(AOT_ERROR_WEIGHTS, external_->name(),
+                                  "Copy the file that was built with the artifact, or allow others when loading.",
+                                  "weight %.80s in the file of weights differs from that of the build: its SHA-256 begins with "
+                                  "%s, %s is expected", name, hex(digest.bytes).c_str(), hex(source.sha256).c_str());
+                }
                 throw Failure(AOT_ERROR_WEIGHTS, name,
                               "Give the weights that the artifact was built from, or allow others when loading.",
                               "the values differ from those of the build");
@@ -67,6 +73,34 @@ public:
     }
 
 private:
+    // Opens the file of weights when the first one is read from it: the caller may have given all of them.
+    void open_external() {
+        if (external_) return;
+        try {
+            external_ = std::make_unique<ByteSource>(path_.c_str());
+        } catch (const Failure &failure) {
+            const char *hint = options_.external_path
+                ? "Give the path of the file of weights that was built with the artifact."
+                : "Put it beside the artifact, where the build wrote it, or say where it is when loading (--weights FILE in aotc).";
+            throw Failure(failure.status, failure.where, hint, "the artifact's weights are in this file; %.200s", failure.message);
+        }
+    }
+
+    // Where the last weight ends in the file of weights.
+    uint64_t external_end() const {
+        uint64_t end = 0;
+        for (uint32_t i = 0; i < p_.sources.count; ++i) {
+            const SourceEntry &source = a_.sources[p_.sources.first + i];
+            end = std::max(end, source.external_offset + source.bytes);
+        }
+        return end;
+    }
+
+    // The first bytes of a digest, as people compare them.
+    static std::string hex(const uint8_t *digest) {
+        return text_of("%02x%02x%02x%02x", digest[0], digest[1], digest[2], digest[3]);
+    }
+
     // Says how many weights were not given, not only that this is one.
     [[noreturn]] void missing(uint32_t index) const {
         uint32_t count = 0;
@@ -78,8 +112,18 @@ private:
             }
             count += !found;
         }
-        throw Failure(AOT_ERROR_WEIGHTS, a_.text(a_.sources[p_.sources.first + index].name),
-                      "Give the model's weights by name when loading.",
+        const char *name = a_.text(a_.sources[p_.sources.first + index].name);
+        if (p_.weights == weights_mode::EXTERNAL) {
+            throw Failure(AOT_ERROR_WEIGHTS, name, "Give the path of that file, or all weights by name, when loading.",
+                          "the artifact's weights are in the file %.120s beside it, and it was loaded from memory",
+                          a_.text(p_.external_file));
+        }
+        if (options_.external_path) {
+            throw Failure(AOT_ERROR_WEIGHTS, name, "Read the file, and give the model's weights by name when loading.",
+                          "the artifact was built without weights, and takes them by name, not from the file %.120s",
+                          options_.external_path);
+        }
+        throw Failure(AOT_ERROR_WEIGHTS, name, "Give the model's weights by name when loading.",
                       "the artifact was built without weights, and this one was not given (%u of %u are missing)", count,
                       p_.sources.count);
     }
@@ -111,6 +155,7 @@ private:
     const WeightOptions &options_;
     const char *file_;
     Vector<uint8_t> held_;
+    std::string path_;  // of the file of weights; empty where there is none
     std::unique_ptr<ByteSource> external_;
 };
 
