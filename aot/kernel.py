@@ -31,6 +31,7 @@ class Kind(Enum):
     CONTRACT = "contract"
     WINDOW = "window"
     ATTEND = "attend"
+    ATTEND_PARTS = "attend_parts"
     GATHER = "gather"
     VIEW = "view"
     SORT = "sort"

@@ -41,7 +41,7 @@ ROOT_OPS = frozenset({"matmul", "conv", "attention", "cumsum", "cumprod"})
 
 POOLS = frozenset({"max_pool", "avg_pool"})
 
-OWNED_KINDS = frozenset({Kind.SORT, Kind.SCATTER, Kind.RECUR, Kind.OPAQUE})
+OWNED_KINDS = frozenset({Kind.SORT, Kind.SCATTER, Kind.RECUR, Kind.OPAQUE, Kind.ATTEND_PARTS})
 """Kinds whose op is a kernel by itself: its emitter writes every output."""
 
 

@@ -52,6 +52,11 @@ class BackendInfo(Protocol):
         ...
 
     @property
+    def splits_keys(self) -> bool:
+        """Whether attention of few queries is better made in parts of its keys; then it has a kernel for parts."""
+        ...
+
+    @property
     def precisions(self) -> frozenset[str]:
         """The precisions of float arithmetic that it has; see CompileOptions."""
         ...
@@ -130,6 +135,11 @@ class Context:
     def joins_products(self) -> bool:
         """Whether the backend makes products of one left operand better by one kernel than apart."""
         return self.backend is not None and self.backend.joins_products
+
+    @property
+    def splits_keys(self) -> bool:
+        """Whether the backend makes attention of few queries better in parts of its keys."""
+        return self.backend is not None and self.backend.splits_keys
 
     def allow(self, rule: str, where: str = "") -> bool:
         """Asked before a rewrite fires: counts it, and says no when it is disabled or beyond --bisect."""

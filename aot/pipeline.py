@@ -23,6 +23,7 @@ from aot.transforms.place import finish_layouts, reuse_in_place
 from aot.transforms.recognize import recognize
 from aot.transforms.roll import roll
 from aot.transforms.simplify import simplify
+from aot.transforms.split_keys import split_keys
 from aot.transforms.state import settle_state
 
 CORE_PASSES: tuple[Pass, ...] = (
@@ -47,6 +48,7 @@ CORE_PASSES: tuple[Pass, ...] = (
 """The same for every target."""
 
 TARGET_PASSES: tuple[Pass, ...] = (
+    split_keys,
     join,  # before assign_layouts, which gives the parts the strides of the whole  [tests/passes/test_join.py]
     join_alike,  # after join, which makes neighbours of queries and keys  [tests/passes/test_join_alike.py]
     assign_layouts,  # before fuse: it inserts copies, which fuse into their neighbours

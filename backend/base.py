@@ -69,6 +69,8 @@ class Backend(Protocol):
     """Whether sliding windows read zeros around their input; else they check their places."""
     joins_products: bool
     """Whether products of one left operand are better made by one kernel; then a ContractRoot may have others."""
+    splits_keys: bool
+    """Whether attention of few queries is better made in parts of its keys; then it has a kernel for parts."""
     precisions: frozenset[str]
     """The precisions of float arithmetic that it has; programs asked for in another are in fp32."""
 

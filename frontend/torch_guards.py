@@ -201,10 +201,11 @@ class _Reader:
     def _scaled(self, tree: ast.expr) -> Dim:
         """`1.5 * torch.sym_float(size)`, rounded down."""
         if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Mult):
-            factor, number = tree.left, tree.right
-            is_float = isinstance(number, ast.Call) and ast.unparse(number.func) == "torch.sym_float"
-            if isinstance(factor, ast.Constant) and type(factor.value) is float and factor.value > 0 and is_float:
-                return scaled(self._size(number.args[0]), factor.value)
+            factor = tree.left.value if isinstance(tree.left, ast.Constant) else None
+            number = tree.right
+            if isinstance(number, ast.Call) and ast.unparse(number.func) == "torch.sym_float" and number.args:
+                if isinstance(factor, float) and factor > 0:
+                    return scaled(self._size(number.args[0]), factor)
         raise _Unreadable(f"the size math.trunc({ast.unparse(tree)[:80]})")
 
     def _extent(self, tree: ast.Subscript) -> Dim:

@@ -1,4 +1,4 @@
-"""ATTEND: scaled dot-product attention with grouped heads, a mask and a causal bound."""
+"""ATTEND: scaled dot-product attention with grouped heads, a mask and a causal bound, whole or in parts of the keys."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aot.dims import Dim, exact_div
-from aot.dtypes import BOOL, I64
+from aot.dims import Dim, ceildiv, exact_div, product
+from aot.dtypes import BOOL, F32, I64
 from aot.ir import Array, TensorType, Value
-from aot.ops.helpers import FLOAT, booleans, float_attr, need_family, need_rank, need_same_dtype, normal
+from aot.ops.helpers import FLOAT, booleans, float_attr, int_attr, need_family, need_rank, need_same_dtype, normal
 from aot.ops.opdef import Attrs, AttrSpec, Kind, OpDef, OpError, Sample, broadcast_shapes, register, same_extent
 from aot.ops.reduce import narrow, wide
 from aot.ops.rows import softmax_array
@@ -41,17 +41,23 @@ def _infer(attrs: Attrs, q: TensorType, k: TensorType, v: TensorType, mask: Tens
     return TensorType(dtype, (batch, heads, queries, v.shape[3]))
 
 
+def _scores(attrs: Attrs, q: Array, k: Array, mask: Array | None) -> Array:
+    """The scores of [batch, heads, queries, keys], in f64."""
+    wide_k = np.repeat(k.astype(np.float64), q.shape[1] // k.shape[1], axis=1)
+    scores: Array = np.matmul(q.astype(np.float64), wide_k.swapaxes(-1, -2)) * float_attr(attrs, "scale")
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask.astype(np.float64)
+    if attrs["causal"]:
+        queries, keys = scores.shape[-2:]
+        seen = np.arange(keys)[None, :] <= np.arange(queries)[:, None] + (keys - queries)
+        scores = np.where(seen, scores, -np.inf)
+    return scores
+
+
 def _reference(attrs: Attrs, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
-    repeat = q.shape[1] // k.shape[1]
-    wide_k, wide_v = (np.repeat(part.astype(np.float64), repeat, axis=1) for part in (k, v))
-    scores = np.matmul(q.astype(np.float64), wide_k.swapaxes(-1, -2)) * float_attr(attrs, "scale")
+    wide_v = np.repeat(v.astype(np.float64), q.shape[1] // k.shape[1], axis=1)
     with np.errstate(all="ignore"):
-        if mask is not None:
-            scores = np.where(mask, scores, -np.inf) if mask.dtype == np.bool_ else scores + mask.astype(np.float64)
-        if attrs["causal"]:
-            queries, keys = scores.shape[-2:]
-            seen = np.arange(keys)[None, :] <= np.arange(queries)[:, None] + (keys - queries)
-            scores = np.where(seen, scores, -np.inf)
+        scores = _scores(attrs, q, k, mask)
         weights = softmax_array(scores, -1)
         if attrs["zero_empty"]:
             weights = np.where((scores == -np.inf).all(axis=-1, keepdims=True), 0.0, weights)
@@ -70,8 +76,24 @@ def _by_group(builder: Builder, mask: Value, heads: Dim, groups: Dim) -> Value:
 
 def _decompose(builder: Builder, attrs: Attrs, inputs: Sequence[Value | None]) -> tuple[Value, ...]:
     q, k, v, *rest = inputs
-    mask = rest[0] if rest else None
     assert q is not None and k is not None and v is not None
+    scores, wide_v = _decomposed_scores(builder, attrs, q, k, v, rest[0] if rest else None)
+    rank, dtype = scores.type.rank, scores.type.dtype
+    weights = builder.softmax(scores, axis=rank - 1)
+    if attrs["zero_empty"]:
+        top = builder.reduce_max(scores, axes=(rank - 1,), keepdims=True)
+        empty = builder.eq(top, builder.scalar(float("-inf"), dtype))
+        weights = builder.where(empty, builder.scalar(0.0, dtype), weights)
+    result = builder.matmul(weights, wide_v)
+    if rank > 4:
+        result = builder.reshape(result, shape=(*q.type.shape[:3], v.type.shape[3]))
+    return (narrow(builder, result, q),)
+
+
+def _decomposed_scores(
+    builder: Builder, attrs: Attrs, q: Value, k: Value, v: Value, mask: Value | None
+) -> tuple[Value, Value]:
+    """Scores and values in the wide type; heads that share keys are [batch, groups, per group]."""
     batch, heads, queries, depth = q.type.shape
     groups, keys = k.type.shape[1:3]
     wide_q, wide_k, wide_v = (wide(builder, part) for part in (q, k, v))
@@ -99,14 +121,71 @@ def _decompose(builder: Builder, attrs: Attrs, inputs: Sequence[Value | None]) -
         column = builder.iota(shape=(1, keys), axis=1, start=0, step=1, dtype=I64)
         shift = builder.reshape(builder.dim_tensor(dims=(keys - queries,)), shape=())
         scores = builder.where(builder.le(column, builder.add(row, shift)), scores, never)
-    weights = builder.softmax(scores, axis=rank - 1)
-    if attrs["zero_empty"]:
-        top = builder.reduce_max(scores, axes=(rank - 1,), keepdims=True)
-        weights = builder.where(builder.eq(top, never), builder.scalar(0.0, dtype), weights)
-    result = builder.matmul(weights, wide_v)
-    if grouped:
-        result = builder.reshape(result, shape=(batch, heads, queries, v.type.shape[3]))
-    return (narrow(builder, result, q),)
+    return scores, wide_v
+
+
+def _parts_of(attrs: Attrs, keys: Dim) -> Dim:
+    return ceildiv(keys, int_attr(attrs, "chunk"))
+
+
+def _infer_parts(
+    attrs: Attrs, q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None = None
+) -> tuple[TensorType, TensorType]:
+    whole = _infer(attrs, q, k, v, mask)
+    if int_attr(attrs, "chunk") < 1:
+        raise OpError(f"a part of {attrs['chunk']} keys")
+    dtype = F32 if whole.dtype.bits < 32 else whole.dtype
+    lead = (*whole.shape[:3], _parts_of(attrs, k.shape[2]))
+    return TensorType(dtype, (*lead, whole.shape[3])), TensorType(dtype, lead)
+
+
+def _reference_parts(attrs: Attrs, q: Array, k: Array, v: Array, mask: Array | None = None) -> tuple[Array, Array]:
+    wide_v = np.repeat(v.astype(np.float64), q.shape[1] // k.shape[1], axis=1)
+    chunk, keys = int_attr(attrs, "chunk"), k.shape[2]
+    dtype = np.float32 if q.dtype.itemsize < 4 else q.dtype
+    with np.errstate(all="ignore"):
+        scores = _scores(attrs, q, k, mask)
+        parts, sums = [], []
+        for start in range(0, keys, chunk):
+            part = scores[..., start : start + chunk]
+            top = part.max(axis=-1, keepdims=True)
+            weights = np.exp(part - np.where(top == -np.inf, 0.0, top))
+            total = weights.sum(axis=-1, keepdims=True)
+            held = np.matmul(weights, wide_v[:, :, start : start + chunk])
+            parts.append(np.where(total == 0.0, 0.0, held / total))
+            sums.append((np.log(total) + np.where(top == -np.inf, 0.0, top))[..., 0])
+        lead = scores.shape[:3]
+        made = np.stack(parts, axis=3) if parts else np.zeros((*lead, 0, v.shape[3]))
+        return made.astype(dtype), (np.stack(sums, axis=3) if sums else np.zeros((*lead, 0))).astype(dtype)
+
+
+def _decompose_parts(builder: Builder, attrs: Attrs, inputs: Sequence[Value | None]) -> tuple[Value, ...]:
+    q, k, v, *rest = inputs
+    assert q is not None and k is not None and v is not None
+    scores, wide_v = _decomposed_scores(builder, attrs, q, k, v, rest[0] if rest else None)
+    batch, heads, queries, _ = q.type.shape
+    keys, width = v.type.shape[2:]
+    parts, dtype = _parts_of(attrs, keys), scores.type.dtype
+    never, zero, one = (builder.scalar(number, dtype) for number in (float("-inf"), 0.0, 1.0))
+    scores = builder.reshape(scores, shape=(batch, heads, queries, 1, keys))
+    part = builder.iota(shape=(parts, 1), axis=0, start=0, step=1, dtype=I64)
+    key = builder.iota(shape=(1, keys), axis=1, start=0, step=1, dtype=I64)
+    own = builder.eq(builder.floordiv(key, builder.scalar(int_attr(attrs, "chunk"), I64)), part)
+    scores = builder.where(own, scores, never)
+    top = builder.reduce_max(scores, axes=(4,), keepdims=True)
+    top = builder.where(builder.eq(top, never), zero, top)
+    weights = builder.exp(builder.sub(scores, top))
+    total = builder.reduce_sum(weights, axes=(4,), keepdims=True)
+    sums = builder.reshape(builder.add(builder.log(total), top), shape=(batch, heads, queries, parts))
+    weights = builder.div(weights, builder.where(builder.eq(total, zero), one, total))
+    lead = wide_v.type.shape[:2]
+    per_group = exact_div(heads, lead[1])
+    assert per_group is not None
+    rows = product((per_group, queries, parts))
+    flat = builder.matmul(
+        builder.reshape(weights, shape=(*lead, rows, keys)), builder.reshape(wide_v, shape=(*lead, keys, width))
+    )
+    return builder.reshape(flat, shape=(batch, heads, queries, parts, width)), sums
 
 
 def _samples(rng: Any) -> list[Sample]:
@@ -136,16 +215,39 @@ def _samples(rng: Any) -> list[Sample]:
     ]
 
 
+def _samples_of_parts(rng: Any) -> list[Sample]:
+    return [
+        Sample(
+            sample.operands,
+            {name: attr for name, attr in sample.attrs.items() if name != "zero_empty"} | {"chunk": chunk},
+            1e-4,
+            1e-5,
+        )
+        for sample, chunk in zip(_samples(rng), (4, 3, 2, 6, 1, 8, 5, 4, 3, 1, 16), strict=True)
+    ]
+
+
+_ATTRS = {
+    "scale": AttrSpec("float"),
+    "causal": AttrSpec("bool", False, "query s sees keys t <= s + (T - S)"),
+}
+
 register(
     OpDef(
         name="attention",
         doc="softmax(scale * q k^T + mask) v per head; heads of k and v are shared by equal groups of q's.",
         inputs=("q", "k", "v", "mask?"), kind=Kind.ATTEND, infer=_infer, samples=_samples,
-        attrs={
-            "scale": AttrSpec("float"),
-            "causal": AttrSpec("bool", False, "query s sees keys t <= s + (T - S)"),
-            "zero_empty": AttrSpec("bool", False, "a query whose every score is -inf gives 0, not NaN"),
-        },
+        attrs={**_ATTRS, "zero_empty": AttrSpec("bool", False, "a query whose every score is -inf gives 0, not NaN")},
         reference=_reference, decompose=_decompose, cost_flops=2,
+    )
+)  # fmt: skip
+
+register(
+    OpDef(
+        name="attention_parts",
+        doc="attention over each `chunk` of the keys alone, [B, H, S, parts, D], and log(sum(exp(scores))) of each.",
+        inputs=("q", "k", "v", "mask?"), kind=Kind.ATTEND_PARTS, infer=_infer_parts, samples=_samples_of_parts,
+        attrs={**_ATTRS, "chunk": AttrSpec("int", doc="keys of a part; one without a score has zeros and -inf")},
+        reference=_reference_parts, decompose=_decompose_parts, cost_flops=2,
     )
 )  # fmt: skip

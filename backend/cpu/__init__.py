@@ -44,6 +44,7 @@ class CpuBackend:
     has_flows = True
     has_halos = True
     joins_products = False  # each product reads its left operand from cache, and packs its weight alone
+    splits_keys = False  # one thread walks a cache as fast as it comes
     precisions: frozenset[str] = frozenset({"fp32"})
 
     def target(self, architecture: str) -> Target:

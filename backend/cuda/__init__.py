@@ -8,7 +8,7 @@ from pathlib import Path
 from aot.backend.base import Built, Emitted
 from aot.backend.cuda import compile as builder
 from aot.backend.cuda.architectures import architecture_of
-from aot.backend.cuda.attend import emit_attend
+from aot.backend.cuda.attend import emit_attend, emit_attend_parts
 from aot.backend.cuda.contract import emit_contract
 from aot.backend.cuda.loops import emit_loops
 from aot.backend.cuda.running import RUNNING, emit_running
@@ -34,6 +34,7 @@ class CudaBackend:
             Kind.VIEW,
             Kind.CONTRACT,
             Kind.ATTEND,
+            Kind.ATTEND_PARTS,
             Kind.SCAN_AXIS,
             Kind.SCATTER,
             Kind.WINDOW,
@@ -44,6 +45,7 @@ class CudaBackend:
     has_flows = False
     has_halos = False
     joins_products = True
+    splits_keys = True
     precisions: frozenset[str] = frozenset({"fp32", "tf32", "fp16", "bf16"})
 
     def target(self, architecture: str) -> Target:
@@ -60,6 +62,8 @@ class CudaBackend:
             return emit_attend(kernel, target)
         if isinstance(kernel.root, ScanRoot):
             return emit_scan(kernel, target)
+        if isinstance(kernel.root, OwnedRoot) and kernel.root.op == "attention_parts":
+            return emit_attend_parts(kernel, target)
         if isinstance(kernel.root, OwnedRoot) and kernel.root.op in ("scatter_elements", "scatter_nd"):
             return emit_scatter(kernel, target)
         if isinstance(kernel.root, OwnedRoot) and kernel.root.op in RUNNING:

@@ -120,6 +120,7 @@ class FakeBackend:
     decomposes: frozenset[str] = frozenset()
     has_halos: bool = True
     joins_products: bool = False
+    splits_keys: bool = False
     precisions: frozenset[str] = frozenset({"fp32"})
 
     def layouts(self, node: Node, target: Target) -> Sequence[Mapping[Value, Layout]]:

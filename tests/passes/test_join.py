@@ -41,6 +41,7 @@ class Joiner:
     decomposes: frozenset[str] = frozenset()
     has_halos: bool = False
     joins_products: bool = True
+    splits_keys: bool = False
     precisions: frozenset[str] = frozenset({"fp32", "fp16", "bf16"})
 
 
