@@ -138,10 +138,17 @@ def feeds(
             feed = random_feed(program, values, choice.seed or 0) | feed
         elif missing:
             needed = ", ".join(f"{port.name!r}: {type_text(port.type)}" for port in missing)
+            kept = {program.inputs[given].name for given, _ in program.state}
+            state = [port.name for port in missing if port.name in kept]
+            hint = "Give them with --input NAME=FILE.npy, or add --random to make them up."
+            if state:
+                hint += (
+                    f" What each run replaces ({', '.join(state)}) is state: give what it holds before the first run."
+                )
             raise OptionError(
                 f"{'inputs are' if len(missing) > 1 else 'an input is'} missing: {needed}",
                 where="" if what == "given inputs" else what,
-                hint="Give them with --input NAME=FILE.npy, or add --random to make them up.",
+                hint=hint,
             )
         for name, array in feed.items():
             if array.dtype.kind == "f" and np.isnan(array).any():

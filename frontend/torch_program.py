@@ -82,6 +82,7 @@ def read_program(source: Any, *, trust_pickle: bool = False) -> tuple[Any, str]:
     exported program or is hostile, UnsupportedError where only a pickle holds the data.
     """
     program, digest = open_program(source, trust_pickle=trust_pickle)
+    _check_weights(program)
     decomposed = decompose(program)
     return decomposed, digest or _program_digest(decomposed)
 
@@ -101,6 +102,22 @@ def open_program(source: Any, *, trust_pickle: bool = False) -> tuple[Any, str]:
         if error.where or isinstance(source, bytes):
             raise
         raise type(error)(error.message, where=str(source), hint=error.hint) from error
+
+
+def _check_weights(program: Any) -> None:
+    """Raises ModelError for a weight, buffer or constant without data: on the meta device, or fake."""
+    for name, tensor in {**program.state_dict, **program.constants}.items():
+        device = getattr(getattr(tensor, "device", None), "type", "")
+        if device == "meta" or type(tensor).__name__ == "FakeTensor":
+            raise _without_data(name, "meta" if device == "meta" else "fake")
+
+
+def _without_data(name: str, kind: str) -> ModelError:
+    return ModelError(
+        f"{'a tensor on the meta device' if kind == 'meta' else 'a fake tensor'} has no data",
+        where=f"weight {name!r}",
+        hint="Load the weights into the module (module.to_empty(device='cpu'), load_state_dict) before it is exported.",
+    )
 
 
 def _need_torch() -> None:
@@ -309,6 +326,8 @@ def _payload(archive: zipfile.ZipFile, root: str, kind: str, config_name: str, t
             found[name] = torch.load(io.BytesIO(_member(archive, file)), weights_only=False)
             continue
         meta = _dict_to_dataclass(TensorMeta, entry["tensor_meta"])
+        if meta.device is not None and meta.device.type == "meta":
+            raise _without_data(name, "meta")
         dtype = deserialize_scalar_type(meta.dtype)
         if file not in storages:
             raw = bytearray(_member(archive, file))

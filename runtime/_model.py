@@ -25,6 +25,7 @@ from aot.runtime import _tensors
 
 _MAP_WEIGHTS, _ANY_WEIGHTS = 1, 2
 _PROFILE, _NO_GRAPH, _FULL_EDGES = 1, 4, 8
+_NUMBERS = (int, float, bool)  # of Python, which stand for an input of one element
 _LONGEST_SECONDS = 1e9  # a longer timeout is none
 _I64 = range(-(1 << 63), 1 << 63)
 # The element types that numpy exports through the buffer protocol.
@@ -400,8 +401,11 @@ class Model:
     def __call__(self, *arrays: Any, stream: Any = None) -> Any:
         """Runs with inputs in their order; returns the one output, or a tuple of all. Raises as `run`."""
         if len(arrays) != len(self._input_names):
+            kept = {pair.input for pair in self.state}
+            hint = self._state_hint(kept) if len(arrays) == len(self._input_names) - len(kept) else ""
             raise GuardError(
-                f"expected {len(self._input_names)} inputs ({', '.join(self._input_names)}), got {len(arrays)}"
+                f"expected {len(self._input_names)} inputs ({', '.join(self._input_names)}), got {len(arrays)}",
+                hint=hint or self._fixed_hint(),
             )
         results = self._run_quickly(arrays) if self._caller is not None and stream is None else None
         if results is None:
@@ -446,8 +450,13 @@ class Model:
         address = None if self.device is None else self._stream_address(stream)
         device = self.device or 0
         return [
-            _tensors.view(name, array, stream=address, device=device)
-            for name, array in zip(self._input_names, arrays, strict=True)
+            _tensors.view(
+                spec.name,
+                _tensors.of_number(spec.name, array, spec.dtype, spec.shape) if type(array) in _NUMBERS else array,
+                stream=address,
+                device=device,
+            )
+            for spec, array in zip(self.inputs, arrays, strict=True)
         ]
 
     def _stream_address(self, stream: Any) -> int:
@@ -477,7 +486,34 @@ class Model:
             parts.append(f"missing {what} {', '.join(missing)}")
         if unknown:
             parts.append(f"unknown {what} {', '.join(unknown)}")
-        raise GuardError("; ".join(parts), hint=f"The model's {what}s are {', '.join(map(repr, names))}.")
+        hint = f"The model's {what}s are {', '.join(map(repr, names)) or 'none'}."
+        if missing and (kept := {pair.input for pair in self.state} - given.keys()):
+            hint += f" {self._state_hint(kept)}"
+        elif unknown and what == "input":
+            hint += f" {self._fixed_hint()}".rstrip()
+        raise GuardError("; ".join(parts), hint=hint)
+
+    def _state_hint(self, names: Iterable[str]) -> str:
+        """How to give inputs that are state, by name."""
+        known = sorted(pair.input for pair in self.state if pair.input in names and pair.has_initial)
+        others = sorted(pair.input for pair in self.state if pair.input in names and not pair.has_initial)
+        parts = []
+        if known:
+            parts.append(
+                f"{', '.join(map(repr, known))}: state with a first value; state = model.new_state() once for each "
+                "sequence of runs, then run(inputs, state=state)."
+            )
+        if others:
+            parts.append(
+                f"{', '.join(map(repr, others))}: state that you make, such as zeros, and give to every run in state, "
+                "which replaces it in place."
+            )
+        return " ".join(parts)
+
+    def _fixed_hint(self) -> str:
+        """What became of arguments of a torch.export program that are no inputs."""
+        is_program = str(self.meta.get("source", {}).get("producer", "")).startswith("torch ")
+        return "Numbers and texts among the arguments were fixed when the program was exported." if is_program else ""
 
     def _run(
         self, given: list[_tensors.View], outputs: Mapping[str, Any] | None, timeout: float | None, stream: Any

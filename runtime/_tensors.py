@@ -108,6 +108,26 @@ def view(name: str, array: Any, *, writable: bool = False, stream: int | None = 
     )
 
 
+def of_number(name: str, value: Any, dtype: str, shape: tuple[int | str, ...]) -> Any:
+    """A number of Python as the array of an input of one element. Raises GuardError where it does not fit exactly."""
+    import numpy
+
+    kinds = {"bool": (bool,), "i": (int,), "u": (int,)}.get(dtype if dtype == "bool" else dtype[0], (int, float))
+    fits = all(extent == 1 for extent in shape) and type(value) in kinds
+    if fits and dtype[0] in "iu":
+        bits, is_signed = int(dtype[1:]), dtype[0] == "i"
+        fits = -(1 << (bits - 1)) * is_signed <= value < 1 << (bits - is_signed)
+    elif fits:
+        fits = abs(value) < 1 << 1000 or type(value) is float
+    if not fits:
+        raise GuardError(
+            f"expected {dtype} {list(shape)}, got the number {value!r}",
+            where=name,
+            hint="Give an array of that type and shape, such as numpy.asarray makes; one element may be a number.",
+        )
+    return numpy.full(shape, value, numpy_dtype(dtype))
+
+
 def device_view(array: Any) -> View:
     """A view of a DeviceTensor."""
     if array.description is None:
@@ -180,18 +200,32 @@ def _numpy_view(name: str, array: Any, writable: bool) -> View:
 def _torch_view(name: str, tensor: Any) -> View:
     if not hasattr(tensor, "data_ptr"):
         raise GuardError(f"expected a tensor, got {type(tensor).__name__}", where=name)
-    kind = _TORCH_KINDS.get((tensor.dtype, tensor.layout))
-    code, bits = _torch_kind(name, tensor) if kind is None else kind
+    if tensor.is_nested:
+        raise GuardError(
+            "expected a dense tensor, got a nested one", where=name, hint="Call to_padded_tensor(0) first."
+        )
+    element = _TORCH_KINDS.get((tensor.dtype, tensor.layout))
+    code, bits = _torch_kind(name, tensor) if element is None else element
     if tensor.is_neg() or tensor.is_conj():
         raise GuardError("the tensor's negation is pending", where=name, hint="Call resolve_neg() first.")
     place = tensor.device
+    kind = _TORCH_DEVICES.get(place.type)
+    if kind is None or type(tensor).__name__ == "FakeTensor":
+        empty = place.type == "meta" or kind is not None
+        raise GuardError(
+            f"expected a tensor in the memory of a CPU or a CUDA device, got one on {place.type!r}"
+            + (", which has no data" if place.type == "meta" else " that is fake and has no data" if empty else ""),
+            where=name,
+            hint="Make a tensor with data." if empty else "Copy it to the CPU: tensor.cpu().",
+        )
     # Filled by hand: `tensor.__dlpack__()` takes four times as long, and refuses tensors that want gradients.
     return _filled(
-        tensor.data_ptr(), 1 if place.type == "cpu" else 2, place.index or 0, code, bits, tuple(tensor.shape),
+        tensor.data_ptr(), kind, place.index or 0, code, bits, tuple(tensor.shape),
         tensor.stride(), tensor,
     )  # fmt: skip
 
 
+_TORCH_DEVICES = {"cpu": 1, "cuda": 2}  # DLPack's numbers of the devices whose memory torch gives addresses in
 _TORCH_KINDS: dict[tuple[Any, Any], tuple[int, int]] = {}  # by dtype and layout, whose names take a microsecond to make
 
 

@@ -36,18 +36,36 @@ void shape_text(const Model &model, const PortEntry &port, char *to, size_t size
     }
 }
 
+// The words for a DLPack device type.
+const char *device_name(int32_t type) {
+    switch (type) {
+        case 1: return "CPU";
+        case 2: return "CUDA";
+        case 3: return "pinned";
+        case 4: return "OpenCL";
+        case 7: return "Vulkan";
+        case 8: return "Metal";
+        case 10: return "ROCm";
+        case 13: return "CUDA managed";
+        case 14: return "oneAPI";
+        default: return "another device's";
+    }
+}
+
 void check_layout(const Model &model, const char *what, const PortEntry &port, const aot_tensor &tensor) {
     const char *name = model.artifact.text(port.name);
     const DType &dtype = *find_dtype(port.dtype);
     const bool on_host = tensor.device_type == 1 || tensor.device_type == 3;  // 3: pinned
     if (!model.device && !on_host) {
-        AOT_GUARD("Copy the tensor to the CPU.", "expected a tensor in CPU memory, got DLPack device type %d", tensor.device_type);
+        AOT_GUARD("Copy the tensor to the CPU.", "expected a tensor in CPU memory, got one in %s memory (DLPack device type %d)",
+                  device_name(tensor.device_type), tensor.device_type);
     }
     if (model.device && !on_host) {
         const int ordinal = model.device->device.ordinal;
         if (!cuda::is_device_memory(tensor)) {
             AOT_GUARD("Copy the tensor to the GPU or to the CPU.",
-                      "expected a tensor in memory of a CUDA device or the CPU, got DLPack device type %d", tensor.device_type);
+                      "expected a tensor in memory of a CUDA device or the CPU, got one in %s memory (DLPack device type %d)",
+                      device_name(tensor.device_type), tensor.device_type);
         }
         if (tensor.device_id != ordinal) {
             AOT_GUARD("Copy the tensor to the model's device, or load the model for that device.",

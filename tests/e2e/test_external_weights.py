@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_a_file_that_was_moved(folder: Path) -> None:
     moved.parent.mkdir()
     shutil.move(folder / "weights.safetensors", moved)
     arrays = safetensors.read(moved.read_bytes())[0]
-    np.savez(folder / "w.npz", **arrays)
+    np.savez(folder / "w.npz", **cast(Any, arrays))
     image = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
     expected = aot.load(folder / "whole.aot", threads=1)(image)
     for given in (moved, str(moved), arrays):
@@ -125,7 +125,7 @@ def test_weights_by_name_that_do_not_fit(folder: Path) -> None:
     ):
         error = refusal(folder / "model.aot", weights={**arrays, name: wrong})
         assert error.where == name and message in error.message
-        np.savez(folder / "w.npz", **{**arrays, name: wrong})
+        np.savez(folder / "w.npz", **cast(Any, {**arrays, name: wrong}))
         assert f"w.npz, weight '{name}'" in invoke("run", folder / "model.aot", "--weights", folder / "w.npz").stderr
 
 

@@ -186,7 +186,7 @@ def test_target_selection() -> None:
 def test_bad_arguments(dense_bytes: bytes, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="at least 1"):
         load(dense_bytes, threads=0)
-    with pytest.raises(ArtifactError, match="path or bytes"):
+    with pytest.raises(ArtifactError, match="path or the bytes"):
         load(3)  # type: ignore[arg-type]
     with pytest.raises(ArtifactError, match="cannot read it"):
         load(tmp_path / "missing.aot")
