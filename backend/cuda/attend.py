@@ -22,7 +22,7 @@ from aot.dims import Dim, typical
 from aot.dtypes import F32
 from aot.errors import CompilerError, UnsupportedError
 from aot.expr import axis
-from aot.ir import TensorType
+from aot.ir import Layout, TensorType
 from aot.kernel import AttendRoot, Kernel, OwnedRoot
 from aot.ops.helpers import float_attr, int_attr
 from aot.target import Target
@@ -192,6 +192,9 @@ class _Attend(ABC):
     ) -> str:  # fmt: skip
         """A tile of an operand at indices given as texts, as it is multiplied; what lies outside reads as 0."""
         scope = Scope(renderer, dict(enumerate(places)), [], "(1, 1)")
+        # A single place is never left, whatever its stride, which in a view would hide what addresses are multiples of.
+        strides = [16 if extent == 1 else stride for extent, stride in zip(type_.shape, type_.strides, strict=True)]
+        type_ = type_.with_layout(Layout(strides=(*strides[:3], type_.strides[3])))
         offset = flat_offset(type_, [axis(number) for number in range(4)]).expr()
         masks = [] if mask is None else [mask]
         if padded != size:

@@ -61,8 +61,8 @@ def split_places(code: Code, dims: DimTable, flat: str, extents: Sequence[Dim], 
 def offset_at(dims: DimTable, type_: TensorType, places: Sequence[str], zeros: str) -> str:
     """Elements from a tensor's pointer to the indices given as texts; `zeros` has the shape of the result."""
     terms = [dims.text(type_.origin_elements)] if type_.origin_elements != 0 else []
-    for place, stride in zip(places, type_.strides, strict=True):
-        if place != "0" and stride != 0:
+    for place, stride, extent in zip(places, type_.strides, type_.shape, strict=True):
+        if place != "0" and stride != 0 and extent != 1:  # the stride of a single place means nothing
             terms.append(f"({place})" if stride == 1 else f"({place}) * {dims.text(stride)}")
     return " + ".join([*terms, zeros])
 

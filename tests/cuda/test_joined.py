@@ -5,6 +5,7 @@ Every element has the bits that a product of its own gives in tiles of the same 
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from aot.dtypes import BF16, F16, F32, F64, I32, I64, DType
 from aot.evaluate import evaluate
 from aot.ir import Array, Graph, Layout, TensorType, Value
 from aot.kernel import ContractRoot, Kernel, KernelOperand
+from aot.lower import lower
 from aot.program import RecipeOp
 from tests.backend.kernels import matmul_kernel
 from tests.cuda import interpreter
@@ -269,6 +271,21 @@ def test_a_step_with_a_cache(precision: str, tokens: int) -> None:
     planned = agree(block(tokens, key_heads=1, cached=40), precision, BOUNDS[precision])
     assert launches(planned).count("contract") == 4 and launches(planned).count("scatter") == 2
     assert len(launches(planned)) == 9
+
+
+@pytest.mark.parametrize("tokens", [1, 18])
+@pytest.mark.parametrize("key_heads", [1, 4])
+def test_parts_are_read_in_runs_of_bytes(tokens: int, key_heads: int) -> None:
+    """Also where a sample, a head or a query is the only one: a stride of 1 would say that any address may come."""
+    planned, context = ordered(block(tokens, key_heads=key_heads), "fp16")
+    (node,) = (n for n in planned.nodes if n.op == "kernel" and str(n.attrs["kind"]).startswith("attend"))
+    source = BACKEND.emit(lower(node, lambda value: value in planned.consts), context.target).source
+    loads = re.findall(r"tl\.load\((p[012] \+ [^\n]*)", source)
+    assert len(loads) == 3
+    for load in loads:
+        for index in ("sample", "head", "group", "query"):
+            for term in re.findall(rf"\b{index}\b( \* (\d+))?", load):
+                assert term[1] and int(term[1]) % 8 == 0, load
 
 
 # Artifacts.
