@@ -23,7 +23,7 @@ from aot.passes import Context, transform
 from aot.transforms.roll_batch import Stacker, joined_along, unstacked
 from aot.transforms.roll_find import LEAST_STEPS, Chain, alike, find_chains
 from aot.transforms.roll_places import join_places, replaced
-from aot.transforms.roll_step import Body, Given, NotRolled, body_of
+from aot.transforms.roll_step import Body, Given, NotRolled, OtherSteps, body_of
 from aot.transforms.shapes import as_int, emit, perm_of, reshaped, transposed
 
 _RULE = "roll"
@@ -57,6 +57,8 @@ def _roll_one(graph: Graph, context: Context, tried: set[Value], rolled: set[Val
         except NotRolled as reason:
             context.refuse(_RULE, chain.where, f"{len(chain.steps)} steps: {reason}")
             result = None
+            if isinstance(reason, OtherSteps):
+                made = set()
         tried |= made
         if result is not None:
             tried |= _before(graph, chain)
@@ -119,7 +121,7 @@ def _rolled(graph: Graph, chain: Chain, context: Context, rolled: set[Value]) ->
     read = {value for step in chain.steps for value in step.given}
     read |= {o.value for row in chain.operands for o in row if o is not None and o.value is not None}
     if not read.isdisjoint(reached):
-        raise NotRolled("what a step is given depends on the steps before it")
+        raise OtherSteps("what a step is given depends on the steps before it")
     outside = _read_outside(graph, core)
     ends = set(chain.next_states)
     used = [[end for end in _results(chain) if _value(chain, step, end) in outside] for step in range(len(chain.steps))]
@@ -146,7 +148,7 @@ def _rolled(graph: Graph, chain: Chain, context: Context, rolled: set[Value]) ->
             elif old in final:
                 mapping[old] = final[old]
             else:
-                raise NotRolled("others read its second state, and not only the last one")
+                raise OtherSteps("others read its second state, and not only the last one")
     if not context.allow(_RULE, chain.where):
         return None
     result = replaced(graph, mapping, builder, final)

@@ -75,7 +75,11 @@ class Chain:
 
 
 def find_chains(graph: Graph, tried: set[Value]) -> Iterator[Chain]:
-    """Chains of at least LEAST_STEPS steps, those of the last nodes first; none has a node that made one of `tried`."""
+    """Chains of at least LEAST_STEPS steps, those of the last nodes first; none has a node that made one of `tried`.
+
+    What is added to `tried` meanwhile counts. A chain of which nothing is added may be one that ends too late: shorter
+    ones come next.
+    """
     rank = {node: number for number, node in enumerate(graph.nodes)}
     groups = [nodes for nodes in _instances(graph) if len(nodes) >= LEAST_STEPS - 1]
     groups.sort(key=lambda nodes: rank[nodes[-1]], reverse=True)
@@ -83,11 +87,8 @@ def find_chains(graph: Graph, tried: set[Value]) -> Iterator[Chain]:
     for nodes in groups:
         left = [node for node in nodes if node.outputs[0] not in tried]
         for end in range(len(left), max(len(left) - _MOST_STRAYS, LEAST_STEPS) - 1, -1):
-            found = False
-            for chain in _chains_of(graph, rank, left[:end], group_of):
-                found = True
-                yield chain
-            if found:
+            yield from _chains_of(graph, rank, left[:end], group_of)
+            if left[end - 1].outputs[0] in tried:
                 break
 
 

@@ -29,6 +29,10 @@ class NotRolled(Exception):
     """Why a chain stays as it is."""
 
 
+class OtherSteps(NotRolled):
+    """The nodes are no chain of these steps; of steps that begin and end elsewhere they may be one."""
+
+
 @dataclass(frozen=True)
 class Given:
     """What a step reads from outside: given number `number`, or the same value in every step.
@@ -284,7 +288,7 @@ class _Reader:
 
     def _cell(self, ends: list[Expr]) -> Body:
         if self.wanted:
-            raise NotRolled("others read what its step computes on the way")
+            raise OtherSteps("others read what its step computes on the way")
         if self.hidden is None:
             raise NotRolled("its weights multiply none of its states as it is")
         if len(ends) > 2:

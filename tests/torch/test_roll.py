@@ -77,6 +77,24 @@ def test_a_layer_that_was_decomposed() -> None:
     assert count(result, "tanh") <= 8  # those of first steps, whose states have another shape
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_layers_whose_outputs_and_last_states_are_read(kind: str, batch: int) -> None:
+    """The last state is reshaped as those between steps are: a chain of one step more, of which too much is read."""
+
+    class Layer(torch.nn.Module):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = getattr(torch.nn, kind)(N, H, batch_first=True)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x)
+
+    result = rolled(Layer().eval(), torch.randn(batch, T, N), decompose=True)
+    assert count(result, "recur_cell") == 1
+    assert count(result, "matmul") <= 2
+
+
 def test_vectors_and_columns() -> None:
     """`h = tanh(W @ x[:, t] + U @ h)`, as books write it."""
     w, u = torch.randn(H, N), torch.randn(H, H) * 0.3
