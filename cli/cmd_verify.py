@@ -1,4 +1,4 @@
-"""`aotc verify`: an artifact's outputs against ONNX Runtime's."""
+"""`aotc verify`: an artifact's outputs against those of ONNX Runtime, PyTorch or the reference interpreter."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ class Tolerance(click.FloatRange):
 @feed_options
 @click.option("--rtol", type=Tolerance(), help="Of float outputs. Default: by precision, 0.001 for fp32.")
 @click.option("--atol", type=Tolerance(), help="Of float outputs. Default: by precision, 0.0001 for fp32.")
+@click.option(
+    "--reference",
+    "runs_it",
+    type=click.Choice(["onnxruntime", "torch", "interpreter"]),
+    help="What runs the model. Default: onnxruntime, and torch for a .pt2 file.",
+)
+@click.option("--trust-pickle", is_flag=True, help="Let PyTorch read a .pt2 file itself, which can run code.")
 @operators_option
 @load_options(None)
 @common_options
@@ -43,22 +50,23 @@ def command(
     choice: FeedChoice,
     rtol: float | None,
     atol: float | None,
+    runs_it: str | None,
+    trust_pickle: bool,
     operators: tuple[str, ...],
     threads: int | None,
     target: str | None,
     weights: Path | None,
 ) -> None:
-    """Compare ARTIFACT with the model it was built from, run by ONNX Runtime.
+    """Compare ARTIFACT with the model it was built from, run by ONNX Runtime, or by PyTorch (a .pt2 file).
 
-    A torch.export program, and a model with custom operators that ONNX Runtime does not know, are run by aotc's
-    reference interpreter.
+    A model with custom operators that ONNX Runtime does not know is run by aotc's reference interpreter.
     FILES: .npz files with arrays by input name, or .npy files for a model of one input; without any the
     inputs are random. Floats agree where |difference| <= atol + rtol * |expected|; integers and booleans must be equal.
     In fp16, bf16 and tf32 the default of atol is a share of the output's largest element. Exit code 3 if any differs.
     """
     opened = open_artifact(artifact)
     program = generic(opened.programs)
-    reference = open_reference(against, threads or 1, opened, operators)
+    reference = open_reference(against, threads or 1, opened, operators, runs_it=runs_it, trust_pickle=trust_pickle)
     cases = feeds(program, choice, reference.inputs, reference.defaults)
     for _, feed in cases:
         check_same_inputs(reference, opened, program, feed)

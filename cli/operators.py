@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aot.cli.common import note
+from aot.cli.feeds import generic
 from aot.cli.reference import Reference, check_model, edges_of, widened
 from aot.dtypes import F32
 from aot.errors import ModelError, OptionError
@@ -21,6 +22,7 @@ from aot.ir import Array
 
 if TYPE_CHECKING:
     from aot.artifacts import Artifact
+    from aot.cli.torch_reference import TorchReference
     from aot.ir import Graph
 
 
@@ -43,7 +45,7 @@ def operators_text(operators: Sequence[Mapping[str, str]]) -> str:
 class Interpreter:
     """A model in the reference interpreter, as `Reference` is one in ONNX Runtime."""
 
-    def __init__(self, path: Path, artifact: Artifact, operators: Sequence[str]) -> None:
+    def __init__(self, path: Path, artifact: Artifact, operators: Sequence[str], *, trust_pickle: bool = False) -> None:
         from aot import custom, frontend
 
         self.name = "aotc's reference interpreter"
@@ -51,7 +53,7 @@ class Interpreter:
         self.defaults: dict[str, Array] = {}
         with custom.use(operators) as self._operators:
             dims = {name: (lo, hi) for name, lo, hi in artifact.meta.get("options", {}).get("dims", [])}
-            graphs, _ = frontend.load_variants(path, dims=dims, edges=edges_of(artifact))
+            graphs, _ = frontend.load_variants(path, dims=dims, edges=edges_of(artifact), trust_pickle=trust_pickle)
             self._graphs = [graph for _, graph in graphs]
         self.inputs = [value.name for value in self._graphs[0].inputs]
         self.outputs = [value.name for value in self._graphs[0].outputs]
@@ -81,18 +83,39 @@ def _holds(graph: Graph, feed: Mapping[str, Array]) -> bool:
 
 
 def open_reference(
-    path: Path, threads: int, artifact: Artifact, operators: Sequence[str] = ()
-) -> Reference | Interpreter:
-    """The model in ONNX Runtime; of torch programs, and where custom operators are in the way, in the interpreter."""
+    path: Path,
+    threads: int,
+    artifact: Artifact,
+    operators: Sequence[str] = (),
+    *,
+    runs_it: str | None = None,
+    trust_pickle: bool = False,
+) -> Reference | Interpreter | TorchReference:
+    """The model in what runs it: as asked, else ONNX Runtime, and PyTorch for torch programs.
+
+    Where custom operators are in ONNX Runtime's way, the interpreter. `trust_pickle`: of a .pt2 file.
+    """
     custom_names = [item["onnx"] for item in artifact.meta.get("operators", [])]
     kind = check_model(path)
-    if kind is not None and kind.name == PROGRAM:
-        note("a torch program is compared with aotc's reference interpreter; with PyTorch itself, compare in Python")
-        return Interpreter(path, artifact, operators)
+    is_program = kind is not None and kind.name == PROGRAM
+    if runs_it == ("onnxruntime" if is_program else "torch"):
+        raise OptionError(
+            f"--reference {runs_it} does not run {'torch.export programs' if is_program else 'ONNX models'}",
+            where=str(path),
+            hint=f"Leave it out for {'PyTorch' if is_program else 'ONNX Runtime'}, or give --reference interpreter.",
+        )
+    if trust_pickle and not is_program:
+        raise OptionError("--trust-pickle is for .pt2 files", where=str(path))
+    if runs_it == "interpreter":
+        return Interpreter(path, artifact, operators, trust_pickle=trust_pickle)
+    if is_program:
+        from aot.cli.torch_reference import TorchReference
+
+        return TorchReference(path, generic(artifact.programs), threads, trust_pickle=trust_pickle)
     try:
         return Reference(path, threads, edges_of(artifact))
     except ModelError:
-        if not custom_names:
+        if not custom_names or runs_it is not None:
             raise
         reference = Interpreter(path, artifact, operators)
         note(

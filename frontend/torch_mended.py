@@ -74,12 +74,11 @@ def mend_program(program: Any, texts: Mapping[int, str]) -> None:
 
 def mend_symbols(program: Any) -> None:
     """Takes sizes such as s0 + 2 from among the symbols, where PyTorch's reader puts them; the ranges keep them."""
-    import sympy
     from torch._export.utils import _get_shape_env_from_gm
 
     shapes = _get_shape_env_from_gm(program.graph_module)
     for name in ("var_to_range", "backed_var_to_val"):
         table = getattr(shapes, name, None)
         if isinstance(table, dict):
-            for key in [key for key in table if not isinstance(key, sympy.Symbol)]:
+            for key in [key for key in table if not getattr(key, "is_Symbol", False)]:
                 del table[key]

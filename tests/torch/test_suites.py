@@ -22,8 +22,9 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
+from aot.frontend.torch_program import open_program
 from benchmarks import torch_suites
-from tests.torch import compare_files, exportdb, moduleinfo, opinfo, suites
+from tests.torch import exportdb, moduleinfo, opinfo, suites
 from tests.torch.compare_files import Comparer
 from tests.torch.suites import Call, Case, Outcome, Runner
 
@@ -153,10 +154,9 @@ def test_a_file_that_pytorch_does_not_write_is_its_own_fault(tmp_path: Path) -> 
 def test_a_fault_of_reading_is_found() -> None:
     x = torch.arange(6.0)
     cases = [case(lambda x, n=n: x + n, x, number=n) for n in range(5)]
-    read = compare_files.open_program
 
     def faulty(saved: bytes) -> Any:
-        program, digest = read(saved)
+        program, digest = open_program(saved)
         for node in program.graph.nodes:
             if node.op == "call_function" and node.args[1] == 3:
                 node.args = (node.args[0], 7)
@@ -164,7 +164,7 @@ def test_a_fault_of_reading_is_found() -> None:
         return program, digest
 
     assert [outcome.verdict for outcome in Comparer().run(cases)] == ["pass"] * 5
-    with mock.patch.object(compare_files, "open_program", faulty):
+    with mock.patch("tests.torch.compare_files.open_program", faulty):
         outcomes = list(Comparer().run(cases))
     assert [outcome.verdict for outcome in outcomes] == ["pass"] * 3 + ["fail", "pass"]
     assert outcomes[3].reason == "in memory a graph, in the file another"
