@@ -13,14 +13,15 @@ from typing import Any
 from aot import custom, frontend
 from aot.artifacts import Artifact
 from aot.assemble import Assembled, assemble, assemble_flow
+from aot.axes import described, names_axis, symbol_value
 from aot.backend import BACKENDS
 from aot.backend.base import Backend, Built
 from aot.control import has_control
 from aot.dims import typical
-from aot.errors import TargetError, UnsupportedError
+from aot.errors import OptionError, TargetError, UnsupportedError
 from aot.ir import Graph
 from aot.offsets import DEFAULT_NODE_BUDGET
-from aot.options import CompileOptions, DimRange
+from aot.options import Binding, CompileOptions, DimRange
 from aot.partition import FlowChart, partition
 from aot.passes import Context, Pass, PassManager, check_disable
 from aot.pipeline import CORE_PASSES, PIPELINE, TARGET_PASSES
@@ -158,8 +159,29 @@ def _read(
         model, dims=options.dim_bounds, edges=_edges(options), trust_pickle=options.trust_pickle
     )
     plain = {text: name for name, text in info.symbols.items()}
-    variants = tuple(tuple((plain.get(name, name), extent) for name, extent in each) for each in options.variants)
-    return graphs, info, replace(options, dims=(), variants=variants)
+    variants = tuple(_by_symbol(each, plain, graphs[0][1]) for each in options.variants)
+    return graphs, info, replace(options, dims=(), variants=tuple(dict.fromkeys(variants)))
+
+
+def _by_symbol(binding: Binding, plain: Mapping[str, str], graph: Graph) -> Binding:
+    """What a variant fixes, by the graph's symbols; `plain`: these by the model's texts. Axes of inputs have names too.
+
+    Raises OptionError for a name that is no dimension, and for two sizes of one.
+    """
+    shapes = {value.name: value.type.shape for value in graph.inputs}
+    symbols = [symbol.name for symbol in graph.symbols if symbol.origin == "input"]
+    found: dict[str, int] = {}
+    for text, extent in binding:
+        name = plain.get(text, text)
+        if name not in symbols and not names_axis(name, shapes):
+            raise OptionError(
+                f"the model has no dimension {text!r}",
+                hint=f"Its symbolic dimensions: {described(symbols, shapes)}, or INPUT.AXIS.",
+            )
+        pair = (name, extent) if name in symbols else symbol_value(name, extent, shapes)
+        if pair is not None and found.setdefault(*pair) != pair[1]:
+            raise OptionError(f"a variant gives {pair[0]} two sizes: {found[pair[0]]} and {pair[1]}")
+    return tuple(sorted(found.items()))
 
 
 def _edges(options: CompileOptions) -> frontend.Edges:
@@ -235,7 +257,7 @@ def _variants(
 
 def _bindings(options: CompileOptions) -> Iterator[tuple[str, CompileOptions]]:
     """(name, options) of every set of fixed dimensions; the open one last."""
-    for binding in options.variants:
+    for binding in filter(None, options.variants):  # one that fixes nothing is the open one
         fixed = {name: DimRange(name, extent, extent) for name, extent in binding}
         kept = tuple(dim for dim in options.dims if dim.name not in fixed)
         name = ",".join(f"{name}={extent}" for name, extent in binding)

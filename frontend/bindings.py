@@ -42,6 +42,7 @@ class Bindings:
         self._replaced: dict[str, Dim] = {}
         self._unbacked: set[str] = set()  # the sizes from data of this import
         self._made: dict[str, int] = {}  # in which order sizes from data were first made
+        self._place: dict[str, str] = {}  # INPUT.AXIS where each of the model's texts first stands
         self._axis: dict[str, int] = {}  # where each symbol first stands in an input
 
     def restart(self) -> None:
@@ -63,6 +64,7 @@ class Bindings:
         text = declared if isinstance(declared, str) else ""
         if text in _UNNAMED or _EXPRESSION.search(text):
             text = key
+        self._place.setdefault(text, key)
         dim = self._named(text, f"{name}_d{axis}" if text == key else text, bounds)
         if text in self._by_text:
             self._axis.setdefault(self._by_text[text].name, axis)
@@ -171,10 +173,13 @@ class Bindings:
         """Raises OptionError for an option that names no dimension of the model."""
         unknown = [key for key in self.options if key not in self._used]
         if unknown:
-            known = sorted({*self.display.values(), *self.display})
+            known = [
+                f"{name} ({self._place[name]})" if self._place.get(name, name) != name else name
+                for name in sorted({*self.display.values(), *self.display})
+            ]
             raise OptionError(
                 f"the model has no dimension {', '.join(map(repr, unknown))}",
-                hint=f"It has {', '.join(known) or 'none'}; INPUT.AXIS names a declared size.",
+                hint=f"It has {', '.join(known) or 'none'}; INPUT.AXIS names any size.",
             )
 
     def resolve(self, left: Dim, right: Dim, where: str) -> bool:

@@ -645,12 +645,14 @@ class Model:
     def reserve(self, **dims: int) -> int:
         """Makes the plan and memory for given values of the model's dims ahead of time. Returns the arena's bytes.
 
+        A dim has the name that `dims` says, or that of an input and an axis which it is: reserve(**{"x.0": 8}).
         For one run at a time: each further run in progress makes its own. Raises GuardError for a value that the
         artifact was not built for, RunError where a dim is not given.
         """
         for name, value in dims.items():
             if not isinstance(value, int) or value not in _I64:
                 raise GuardError(f"expected a whole number below 2**63, got {value!r}", where=name)
+        dims = {self._dim_name(name): value for name, value in dims.items()}
         values = (native.DimValue * len(dims))(*[native.DimValue(name.encode(), value) for name, value in dims.items()])
         session = self._take()
         try:
@@ -661,6 +663,14 @@ class Model:
             return int(self._lib.aot_session_arena_bytes(session))
         finally:
             self._idle.append(session)
+
+    def _dim_name(self, name: str) -> str:
+        """The name of the dim that is an axis of an input ("x.0"); other names as they are."""
+        port, _, axis = name.rpartition(".")
+        for spec in self.inputs if axis.isdecimal() else ():
+            if spec.name == port and int(axis) < len(spec.shape) and isinstance(spec.shape[int(axis)], str):
+                return str(spec.shape[int(axis)])
+        return name
 
     def profile(self, inputs: Mapping[str, Any], repeats: int = 10) -> list[tuple[str, tuple[str, ...], float]]:
         """The median seconds of every step over `repeats` runs: (kernel label, nodes of the model, seconds), in order.

@@ -15,7 +15,7 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(
         (
             "aot.ir", "aot.expr", "aot.kernel", "aot.program", "aot.text", "aot.program_text", "aot.recipe",
-            "aot.offsets", "aot.offset_search",
+            "aot.offsets", "aot.offset_search", "aot.axes",
         ),
         1,
     ),

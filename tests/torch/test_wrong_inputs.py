@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ class Counter(torch.nn.Module):
 def test_state_that_is_left_out(cache: Path) -> None:
     model = compiled(Counter(), (torch.ones(2), torch.zeros(2)), cache)
     x, kept = np.ones(2, np.float32), np.zeros(2, np.float32)
-    for call in (lambda: model.run({"x": x}), lambda: model(x)):
+    calls: tuple[Callable[[], Any], ...] = (lambda: model.run({"x": x}), lambda: model(x))
+    for call in calls:
         with pytest.raises(GuardError) as caught:
             call()
         hint = caught.value.hint
