@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aot import dtypes, recipe
+from aot.artifacts import Artifact
 from aot.dtypes import DType
 from aot.errors import ArtifactError, CompilerError
 from aot.ir import Array, TensorType, const_of
@@ -278,3 +279,13 @@ def test_malformed_recipes(steps: tuple[RecipeStep, ...]) -> None:
     artifact = handmade.artifact(program, weights="none")
     with pytest.raises(ArtifactError, match="damaged"):
         artifact.load(weights={"layer.weight": w, "layer.bias": handmade.weights()[1]})
+
+
+@pytest.mark.parametrize("operands", [(), (0,), (0, 0), (0, -1), (-1, 2), (0, 1, 2)])
+def test_the_reader_refuses_a_concat_without_axis_and_count(operands: tuple[int, ...]) -> None:
+    base = handmade.program()
+    steps = (recipe.source(0), RecipeStep(RecipeOp.CONCAT, operands=operands))
+    constant = replace(base.constants[0], recipe=steps)
+    data = handmade.artifact(replace(base, constants=(constant, base.constants[1])), weights="none").data
+    with pytest.raises(ArtifactError, match="an axis and a number of tensors"):
+        _ = Artifact(data).programs
