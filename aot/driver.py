@@ -64,8 +64,10 @@ def compile(
     external_name: str = "",
     **changes: Any,
 ) -> Artifact:
-    """Compiles a model: a path or the bytes of an ONNX file, or an onnx.ModelProto.
+    """Compiles a model: the path or the bytes of an ONNX file or of a torch.export program (.pt2), an onnx.ModelProto,
+    or a torch.export.ExportedProgram.
 
+    What a file is says its contents, not its name. A .pt2 file is read without running anything that it says.
     `target` is one or several targets ("cpu", "cpu:x86-64-v3"); `changes` are fields of
     CompileOptions. `operators` are custom operators beside those of installed packages: aot.custom.Operator,
     or modules and files that define OPERATORS. `external_name` is the file name of the weights for

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import click
@@ -35,6 +36,7 @@ from aot.program import Constant, Program, RecipeOp, Space
 from aot.program_text import guard_lines, program_text
 from aot.text import type_text
 
+OPS_COLUMNS = 100  # of the list of the model's ops
 VIEWS = ("plan", "memory", "kernels", "guards", "fusion", "weights")
 
 
@@ -116,7 +118,7 @@ def overview(path: Path, artifact: Any) -> list[tuple[str, str]]:
     source = meta.get("source", {})
     facts = [("artifact", f"{path}, {bytes_text(artifact.size_bytes)}"), ("sha256", artifact.digest)]
     facts.append(("built by", f"aotc {meta.get('aotc', '?')}"))
-    facts.append(("source", "\n".join(f"{name}: {_short(value)}" for name, value in source.items()) or "unknown"))
+    facts.append(("source", "\n".join(_source_lines(source)) or "unknown"))
     facts.append(("options", ", ".join(f"{name}={_short(value)}" for name, value in meta.get("options", {}).items())))
     if meta.get("operators"):
         facts.append(("custom operators", operators_text(meta["operators"])))
@@ -140,6 +142,20 @@ def overview(path: Path, artifact: Any) -> list[tuple[str, str]]:
     )
     notes = meta.get("notes", [])
     return facts + ([("notes", "\n".join(notes))] if notes else [])
+
+
+def _source_lines(source: Mapping[str, Any]) -> Iterator[str]:
+    """What is known of the model; its ops all, over several lines, and no operator set where there is none (torch)."""
+    for name, value in source.items():
+        if name == "ops" and isinstance(value, Mapping):
+            counts = ", ".join(f"{op} {count}" for op, count in value.items())
+            yield from wrap(f"ops: {counts}", OPS_COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
+        elif name == "symbols" and isinstance(value, Mapping):
+            if value:
+                pairs = (plain if plain == text else f"{plain} ({text})" for plain, text in value.items())
+                yield _short(f"symbols: {', '.join(pairs)}")
+        elif name != "opset" or value:
+            yield f"{name}: {_short(value)}"
 
 
 def state_json(program: Program) -> list[dict[str, Any]]:

@@ -54,7 +54,7 @@ def load_model(path: Path, threads: int | None, target: str | None = None, weigh
     from aot import runtime
 
     if weights is None:
-        return runtime.load(path, threads=threads, target=target)
+        return runtime.load(path, threads=threads, target=target, weights=None)
     given = read_npz(weights) if weights.suffix == ".npz" else _read_safetensors(weights)
     try:
         model = runtime.load(path, threads=threads, target=target, weights=given)

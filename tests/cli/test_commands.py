@@ -300,6 +300,20 @@ def test_overview(artifact: Path) -> None:
     ]
 
 
+def test_the_source_of_an_artifact() -> None:
+    """Every op is there, and no operator set where the model has none."""
+    from aot.cli.cmd_inspect import _source_lines
+
+    ops = {f"aten_operator_{number}.default": number + 1 for number in range(40)}
+    symbols = {"s77": "s77", "batch_size": "batch size"}
+    lines = list(_source_lines({"digest": "ab", "opset": 0, "ops": ops, "symbols": symbols, "producer": "torch 2.13"}))
+    text = " ".join(line.strip() for line in lines)
+    assert all(f"{op} {count}" in text for op, count in ops.items())
+    assert "opset" not in text and "..." not in text and max(map(len, lines)) <= 100
+    assert "symbols: s77, batch_size (batch size)" in lines and "producer: torch 2.13" in lines
+    assert list(_source_lines({"opset": 17, "symbols": {}})) == ["opset: 17"]
+
+
 def test_views(artifact: Path) -> None:
     expected = {
         "plan": ["launch 0 @k_matmul(b0, b1, b2) dims=[N] ; fc", "buf 3 spare: arena 12*N bytes above 2 steps 1..1"],

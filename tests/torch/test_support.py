@@ -19,6 +19,13 @@ def test_the_page_is_current() -> None:
     assert PAGE.read_text() == torch_page(), "run the command in frontend/torch_support.py"
 
 
+def test_the_example_does_what_the_page_shows(tmp_path: Path) -> None:
+    from docs.generator import blocks
+
+    page = blocks.run_page(PAGE.read_text(), tmp_path, {"AOTC_CACHE": str(tmp_path / "kernels")})
+    assert not page.differences and not page.skipped, page.differences
+
+
 def test_every_core_op_is_taken_or_named() -> None:
     from aot.frontend.torch_support import core_overloads, is_supported
 
