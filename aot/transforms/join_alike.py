@@ -10,6 +10,7 @@ that a reader would have been computed with, or that somebody needs dense, stops
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -109,9 +110,11 @@ class _Alike:
 
     def run(self) -> Graph:
         self._begin()
-        for node in self.graph.nodes:
-            if any(value in self.rows for value in node.operands) and node not in self.matched:
-                self._follow(node)
+        readers = deque(self.graph.users.get(self.parts[0].output, ()))
+        while readers:  # a node comes again with each of its operands that is found
+            node = readers.popleft()
+            if node not in self.matched and self._follow(node):
+                readers.extend(self.graph.users.get(node.output, ()))
         where = self.parts[0].where
         if not self.computed:
             return self.graph
@@ -152,12 +155,12 @@ class _Alike:
 
     # Following the parts.
 
-    def _follow(self, node: Node) -> None:
-        """Does a node of the first part for all parts, where each of the others has one like it."""
+    def _follow(self, node: Node) -> bool:
+        """Does a node of the first part for all parts, where each of the others has one like it; whether it did."""
         row = next(self.rows[value] for value in node.operands if value in self.rows)
         join = _JOINS.get(node.op) or (_elementwise if OPS[node.op].kind is Kind.MAP else None)
         if join is None or len(node.outputs) != 1 or None in node.inputs:
-            return
+            return False
         alike = [node]
         for number, value in enumerate(row.values[1:], 1):
             for other in self.graph.users.get(value, ()):
@@ -165,13 +168,13 @@ class _Alike:
                     alike.append(other)
                     break
             else:
-                return
+                return False
         if any(each.output in self.kept for each in alike):
-            return
+            return False
         rows = [self.rows.get(value) for value in node.operands]
         found = join(alike, rows)
         if found is None:
-            return
+            return False
         axis, attrs = found
         operands = [value if row is None else row.joined for value, row in zip(node.operands, rows, strict=True)]
         joined = self._made(alike, node.op, *operands, **attrs)
@@ -184,6 +187,7 @@ class _Alike:
             for each, size in zip(alike, made.sizes, strict=True):
                 self.new[node].append(_slice(joined, axis, start, each))
                 start = start + size
+        return True
 
     def _is_like(self, node: Node, other: Node, number: int) -> bool:
         """Whether a node does with part `number` what `node` does with the first; attributes are looked at later."""
