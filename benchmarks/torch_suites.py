@@ -310,10 +310,11 @@ def _compared_lines(compared: Mapping[str, Mapping[str, int]]) -> list[str]:
     said = []
     for suite, counts in compared.items():
         total = counts.get("pass", 0) + counts.get("fail", 0)
-        said.append(f"{suite} {counts.get('pass', 0)} of {total}")
+        said.append(f"{counts.get('pass', 0)} of {total} samples of {suite}")
     return [
         "Saved as a .pt2 file and read back, programs give the same graph as in memory, weights included",
-        f"(`--through compare`): {'; '.join(said)}. The others PyTorch does not export, save or read.",
+        f"(`--through compare`): {'; '.join(said)}.",
+        "The others PyTorch does not export, save, read, or take to core ops.",
         "",
     ]
 
