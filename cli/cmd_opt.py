@@ -14,6 +14,7 @@ from aot.cli.feeds import DimType
 from aot.cli.operators import operators_option
 from aot.control import has_control
 from aot.errors import ModelError, OptionError
+from aot.file_kinds import kind_of
 from aot.ir import Graph
 from aot.options import IO_DTYPES, PRECISIONS, CompileOptions, DimRange
 from aot.passes import Context, Pass, PassManager, check_disable, unique_names
@@ -141,7 +142,13 @@ def read_graph(path: Path, weights: Path | None, options: CompileOptions) -> Gra
 
     if not path.is_file():
         raise OptionError("no such file", where=str(path))
-    if path.suffix != ".air":
+    kind = kind_of(path)
+    if kind is not None and path.suffix == ".air" and kind.name not in ("ir", "text", "empty") and not kind.is_model:
+        raise ModelError(kind.instead_of("IR text or a model"), where=str(path), hint=kind.model_remedy)
+    is_text = (
+        path.suffix == ".air" if kind is None else kind.name == "ir" or (path.suffix == ".air" and not kind.is_model)
+    )
+    if not is_text:
         return frontend.load(path, dims=options.dim_bounds)
     known = consts_of(frontend.load(weights)) if weights is not None else {}
     try:

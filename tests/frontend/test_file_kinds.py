@@ -194,6 +194,18 @@ def test_every_command_names_what_it_was_given(tmp_path: Path) -> None:
         assert message in document["error"]["message"], arguments
 
 
+def test_opt_knows_text_and_models_by_their_contents(tmp_path: Path) -> None:
+    text = "aot ir 1\ngraph g level=core {\n  %0 x: f32[2] = input\n  %1: f32[2] = neg(%0)\n  output %1\n}\n"
+    for name, data in {"a.air": text.encode(), "a.txt": text.encode(), "m.air": onnx_bytes()}.items():
+        (tmp_path / name).write_bytes(data)
+        result = invoke("opt", tmp_path / name, "--pass", "fold")
+        assert result.exit_code == 0 and result.stdout.startswith("aot ir 1"), result.stderr
+    (tmp_path / "w.air").write_bytes(KINDS["weights"][0])
+    assert "that torch.save wrote" in invoke("opt", tmp_path / "w.air").stderr
+    (tmp_path / "b.air").write_bytes(bytes([0xFF, 0x00, 0x9C] * 200))
+    assert "not text" in invoke("opt", tmp_path / "b.air").stderr
+
+
 @pytest.mark.parametrize(
     ("source", "hint"), [({"weight": 1}, "A state dict is weights without a program"), (3, "")], ids=["dict", "number"]
 )
