@@ -29,6 +29,9 @@ from aot.views import VIEW_OPS, view_of
 MOST_PARTS = 8
 """Slices of one tensor that are looked at together."""
 
+_FROM_MEMORY = frozenset({"matmul", "attention"})
+"""Ops whose kernels read operands from memory: nothing is computed on the way."""
+
 
 @dataclass(frozen=True)
 class _Row:
@@ -232,7 +235,7 @@ class _Alike:
                 continue
             elif OPS[reader.op].row_major or reader.op == "conv":
                 return f"{reader.where} wants it dense"
-            elif is_direct and reader.op not in ("matmul", "attention") and kind not in OWNED_KINDS:
+            elif is_direct and reader.op not in _FROM_MEMORY and kind not in OWNED_KINDS:
                 return f"{reader.where} is computed with it"
         return None
 

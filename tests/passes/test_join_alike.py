@@ -15,6 +15,7 @@ from aot.evaluate import evaluate
 from aot.ir import Graph, Value
 from aot.passes import Context, PassManager
 from aot.pipeline import CORE_PASSES, TARGET_PASSES
+from aot.target import Target
 from aot.transforms.join_alike import join_alike
 from aot.verify import verify
 from tests.passes.cases import N, built, f, inputs_for
@@ -105,6 +106,30 @@ def test_rotary_positions_of_queries_and_keys(lead: tuple[Dim, Dim], turn: Calla
 def test_other_tables_for_keys() -> None:
     assert launches(layer((2, 5), shared=False)) == 7
     assert launches(layer((2, 5), shared=False), False) == 9
+
+
+def test_steps_of_decoding_whose_keys_are_split() -> None:
+    """Queries and keys are turned by arithmetic alone; attention to the cache is done in parts, a kernel of its own."""
+
+    def build(b: Builder) -> Any:
+        x, table = b.softmax(f(b, "x", 1, 1, 8), axis=2), f(b, "table", 1, 1, 1, 16)
+        place = b.expand(b.input("place", I64, (1, 1, 1, 1)), shape=(1, 2, 1, 16))
+        q, k, v = (
+            b.reshape(b.matmul(x, weight(b, name, 8, heads * 16)), shape=(1, heads, 1, 16))
+            for name, heads in (("q", 4), ("k", 2), ("v", 2))
+        )
+        kept = [f(b, name, 1, 2, 4096, 16) for name in ("keys", "values")]
+        kept = [b.scatter_elements(c, place, n, axis=2) for c, n in zip(kept, (b.mul(k, table), v), strict=True)]
+        return b.attention(b.mul(q, table), *kept, scale=0.25), *kept
+
+    counts = []
+    for joins in (False, True):
+        backend = Joiner(joins_products=joins, splits_keys=True)
+        given = Context(target=Target("gpu", "large", numbers={"multiprocessors": 132}), backend=backend)
+        counts.append(PassManager((*CORE_PASSES, *TARGET_PASSES), given).run(built(build)))
+    assert all("attend_parts" in [str(node.attrs["kind"]) for node in kernels(graph)] for graph in counts)
+    apart, joined = (len(kernels(graph)) for graph in counts)
+    assert apart - joined == 3  # two products, and one turn
 
 
 # The pass alone.
