@@ -1,9 +1,9 @@
 """Which PyTorch models build and agree: `python benchmarks/torch_models.py [--only PATTERN …] [--write]`.
 
 The models of torch_definitions.py: 49 of timm, transformers and torch, and the fourteen that are timed on GPUs. Each
-is exported at a fixed shape and with a symbolic batch, built as a user would, and compared with eager torch on inputs
-that the export did not see, at several batch sizes; then built with its weights in a file beside it, which must give
-the same bits. torch_agreement.py says what agrees.
+is exported at a fixed shape and with a symbolic batch, saved as a .pt2 file, built from it as a user would, and
+compared with eager torch on inputs that the export did not see, at several batch sizes; then built with its weights in
+a file beside it, which must give the same bits. torch_agreement.py says what agrees.
 
 They need `pip install 'aotc[models]'` and `pip install --no-deps timm`: timm asks for torchvision, which wants a torch
 of its own choice, and of which the models need nothing.
@@ -123,7 +123,11 @@ class Trial:
             loaded.close()
 
     def _build(self, program: Any, **options: Any) -> aot.Artifact:
-        return aot.compile(program, target=self.target, cache_dir=self.cache, **options)
+        """The artifact, through a file."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.pt2"
+            torch.export.save(program, path)
+            return aot.compile(path, target=self.target, cache_dir=self.cache, **options)
 
 
 def call(loaded: aot.Model, inputs: Inputs) -> list[Any]:
