@@ -18,7 +18,7 @@ from aot.backend.affine import Affine, affine_of
 from aot.backend.cuda.code import Code, DimTable, literal, memory_type, register_dtype
 from aot.backend.cuda.functions import call, convert
 from aot.backend.nest import free_axes
-from aot.dtypes import I64, DType
+from aot.dtypes import BF16, F16, I64, DType
 from aot.errors import CompilerError
 from aot.expr import Expr, walk
 from aot.kernel import Kernel, Store
@@ -44,6 +44,7 @@ class Renderer:
         self._names = 0
         sizes = [dimension.bounds(o.type.elements)[1] for o in (*kernel.inputs, *kernel.outputs)]
         sizes += [dimension.bounds(axis.extent)[1] for axis in kernel.axes]
+        self.is_narrow = all(o.type.dtype in (F16, BF16) for o in kernel.outputs)
         self.is_wide = any(size > LARGEST_INDEX for size in sizes)
         self.index_type = "tl.int64" if self.is_wide else "tl.int32"
 
@@ -163,7 +164,7 @@ class Scope:
             if not self._in_tile(expr):
                 left = f"({left} + tl.zeros({self.one}, tl.int32))"
             return self.define(f"({left} {sign} {right})")
-        return self.define(call(expr, [self.value(a) for a in expr.args]))
+        return self.define(call(expr, [self.value(a) for a in expr.args], self.renderer.is_narrow))
 
     def _in_tile(self, expr: Expr) -> bool:
         """Whether an expression differs among the places of a tile: else it is a single number."""

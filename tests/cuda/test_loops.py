@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,9 +16,9 @@ from aot.backend.cuda import CudaBackend
 from aot.backend.cuda.compile import header_of
 from aot.builder import Builder
 from aot.dims import Dim, Symbol
-from aot.dtypes import F32, I64
+from aot.dtypes import BF16, F16, F32, I64, DType
 from aot.evaluate import evaluate, evaluate_op
-from aot.ir import Layout, Value
+from aot.ir import Graph, Layout, Value
 from aot.kernel import Kernel
 from aot.ops import OPS
 from tests.backend.test_loops import NHWC, NOT_ONE_KERNEL, SIZES, compare, graph_of, kernel_of, normal, op, single
@@ -173,3 +174,30 @@ def test_a_text_says_how_it_is_compiled() -> None:
     kernel = check(lambda b, x: b.softmax(x, axis=-1), x)
     header = header_of(BACKEND.emit(kernel, TARGET).source)
     assert header["pointers"] == ["*fp32", "*fp32"] and header["aligned"] == [0, 1] and not header["integers"]
+
+
+@pytest.mark.parametrize("name", ["erf", "tanh"])
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_functions_for_results_of_16_bits(name: str, dtype: DType) -> None:
+    """Every finite f16 and bf16 is right to the last bit but one; signs of zeros, infinities and NaN stay."""
+    x = np.arange(1 << 16, dtype=np.uint16).view(dtype.numpy)
+    kernel = kernel_of(one_op(name, dtype, x.shape))
+    emitted = BACKEND.emit(kernel, TARGET)
+    assert f"{name}_16(" in emitted.source
+    (got,) = interpreter.run(kernel, emitted, [x])
+    exact = x.astype(np.float64)
+    wanted = np.tanh(exact) if name == "tanh" else np.array([math.erf(v) for v in exact])
+    rounded = wanted.astype(dtype.numpy)
+    assert (np.isnan(got.astype(np.float64)) == np.isnan(exact)).all()
+    near = np.isfinite(exact) & (np.abs(exact) > 1e-37)  # below, even f32 has fewer bits
+    places = [array[near].view(np.int16).astype(np.int64) for array in (got, rounded)]
+    steps = np.abs(places[0] - places[1])
+    assert steps.max() <= 1 and (steps > 0).mean() < 0.1
+    assert (np.signbit(got.astype(np.float64)) == np.signbit(exact))[~np.isnan(exact)].all()
+    single = BACKEND.emit(kernel_of(one_op(name, F32, x.shape)), TARGET)
+    assert f"{name}_16(" not in single.source
+
+
+def one_op(name: str, dtype: DType, shape: tuple[int, ...]) -> Graph:
+    builder = Builder()
+    return builder.finish(builder.op(name, builder.input("x", dtype, shape)))
