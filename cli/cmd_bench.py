@@ -14,7 +14,7 @@ import click
 from aot.cli.common import common_options, note, print_json, print_table, progress, seconds_text, wants
 from aot.cli.feeds import FeedChoice, feed_options, feeds, generic
 from aot.cli.loading import load_model, load_options, open_artifact
-from aot.cli.reference import Reference, check_same_inputs, edges_of
+from aot.cli.reference import Reference, another_file, check_same_inputs, edges_of
 
 MIN_ROUNDS = 5
 WARM_UP_RUNS = 2
@@ -62,6 +62,8 @@ def command(
     if reference is not None:
         for _, feed in cases:
             check_same_inputs(reference, opened, program, feed)
+        if text := another_file(reference.path, opened):
+            note(f"the artifact may be of another model. {text}")
     wanted = {port.name for port in program.inputs}
     documents = []
     for what, feed in cases:

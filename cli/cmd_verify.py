@@ -13,6 +13,7 @@ from aot.cli.feeds import FeedChoice, feed_options, feeds, generic
 from aot.cli.loading import load_model, load_options, open_artifact
 from aot.cli.operators import open_reference, operators_option
 from aot.cli.reference import Comparison, another_file, check_same_inputs, compare, tolerance, widened
+from aot.errors import ModelError
 
 
 class Tolerance(click.FloatRange):
@@ -79,7 +80,11 @@ def command(
             tell("verify", what)
             # The artifact first: its errors say more.
             found = model.run({name: array for name, array in feed.items() if name in wanted})
-            expected = reference.run(feed)
+            try:
+                expected = reference.run(feed)
+            except ModelError as error:
+                hint = " ".join(filter(None, (error.hint, another_file(against, opened))))
+                raise ModelError(error.message, where=error.where or str(against), hint=hint) from error
             results.append((what, [_compared(name, found, expected[name], precision, rtol, atol) for name in expected]))
     passed = all(comparison.passed for _, comparisons in results for comparison in comparisons)
     report(results, passed, reference.name, precision)

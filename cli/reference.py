@@ -70,7 +70,8 @@ def another_file(path: Path, artifact: Artifact) -> str:
         return ""
     if not built or found == built:
         return ""
-    return f"It was built from another file: that one's SHA-256 begins with {built[:8]}, this one's with {found[:8]}."
+    digests = f"the SHA-256 of that begins with {built[:8]}, of {path.name} with {found[:8]}"
+    return f"It was built from another file, or from a model in memory: {digests}."
 
 
 def source_digest(path: Path) -> str:
