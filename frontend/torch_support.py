@@ -109,23 +109,25 @@ logits  5x10   ...  0 of 50  ok
 agree with PyTorch ... (rtol 0.001, atol 0.0001)
 ```
 
-`aotc verify` runs the program of the file in PyTorch; that is the model as it was exported. That the export is the model
-you meant, only a comparison with the module itself says, as above.
+`aotc verify` runs the program of the file in PyTorch; that is the model as it was exported. That the export is the
+model you meant, only a comparison with the module itself says, as above.
 
 ## What becomes what
 
 - **Files.** A .pt2 file is read without running anything that it says: no pickle, no evaluated text, no names looked up
-  but those of operators. A weight that only a pickle holds is refused. What a file is says its contents, not its name: an
-  archive of weights, a pickled module, TorchScript, an AOTInductor package and a truncated file are named, with what to
-  do. Weights on the meta device hold no data and are refused.
+  but those of operators. A weight that only a pickle holds is refused. What a file is says its contents, not its name:
+  an archive of weights, a pickled module, TorchScript, an AOTInductor package and a truncated file are named, with what
+  to do. Weights on the meta device hold no data and are refused.
 - **Inputs** have the names of the program's placeholders: `x`, and `cache_0`, `cache_1` for a list `cache`.
 - **Outputs** are named by their paths in what `forward` returns, in memory and in a file alike: `logits`, `cache.0`,
   `pair.left`; `1.0` is the first of the second element's. One tensor, and tensors that are themselves elements of the
-  returned tuple or list, have a number of their own instead: `output_0`, `output_1`, counted over all tensors. Sizes and
-  numbers become tensors of rank 0; None is left out.
-- **Sizes** that were exported as dynamic stay open, with torch's bounds and relations. A program does not keep the names
-  given to `torch.export.Dim`, only symbols such as `s77`; `INPUT.AXIS` names a size too, wherever one is named:
+  returned tuple or list, have a number of their own instead: `output_0`, `output_1`, counted over all tensors. Sizes
+  and numbers become tensors of rank 0; None is left out.
+- **Sizes** that were exported as dynamic stay open, with torch's bounds and relations. A program does not keep the
+  names given to `torch.export.Dim`, only symbols such as `s77`; `INPUT.AXIS` names a size too, wherever one is named:
   `--dim image.0=1..8`, `--variant image.0=1,8`, `aotc run --dim image.0=5`, `model.reserve(**{{"image.0": 8}})`.
+  An input may be linear in a dim (`2 * Dim("half") - 1`). Where an op asks that a size divides (`reshape(n // 4, 4, -1)`,
+  `pixel_unshuffle`), other sizes are refused when it runs. Open images may be interpolated by any simple factor.
 - **Arguments that are no tensors** (numbers, truth values, text, None) are fixed at export and are no inputs.
 - **Inputs of one element** may be given as numbers of Python, which must fit their type exactly.
 - **State.** A buffer that `forward` changes is an input and an output of its name, and so is an input that it changes:
@@ -148,7 +150,7 @@ you meant, only a comparison with the module itself says, as above.
 - **What a program holds for.** PyTorch traces one path: a branch on a size that the declared range excludes is not in
   the program, and `--dim` may narrow the range, not widen it. It also takes every open size to be at least 2, and drops
   what the model does otherwise at 0 and 1 (`if x.shape[0] == 1`, `x.squeeze(0)`): a run with such a size follows the
-  traced path. Sizes of 0 are refused.
+  traced path. Sizes of 0 are refused unless `--dim` asks for them (`--dim x.0=0..8`).
 - **Indices outside of a table or a cache** are no error, unlike in eager: a lookup takes the nearest row, or counts
   from the end, and a write changes nothing. Check positions before the call.
 - **Weights** that are one tensor under several names are stored once.
