@@ -121,7 +121,7 @@ model you meant, only a comparison with the module itself says, as above.
 - **Inputs** have the names of the program's placeholders: `x`, and `cache_0`, `cache_1` for a list `cache`.
 - **Outputs** are named by their paths in what `forward` returns, in memory and in a file alike: `logits`, `cache.0`,
   `pair.left`; `1.0` is the first of the second element's. One tensor, and tensors that are themselves elements of the
-  returned tuple or list, have a number of their own instead: `output_0`, `output_1`, counted over all tensors. Sizes
+  returned tuple or list, have a number of their own instead: `output_0`, `output_1`, counted over all results. Sizes
   and numbers become tensors of rank 0; None is left out.
 - **Sizes** that were exported as dynamic stay open, with torch's bounds and relations. A program does not keep the
   names given to `torch.export.Dim`, only symbols such as `s77`; `INPUT.AXIS` names a size too, wherever one is named:
