@@ -34,7 +34,7 @@ FEW_ROWS = 4
 """Rows up to which each is a sum of its own, without the tensor cores."""
 
 MOST_SUMS = 64
-"""Sums of a thread that leave registers for an epilogue with functions such as erf."""
+"""Sums of a thread that leave registers for an epilogue with functions such as erf, or with a tile of its own."""
 
 FEW_STEPS = 4
 """Steps of a tile that are over so soon that the next kernel may wait beside it."""
@@ -170,15 +170,25 @@ class _Contract:
             if operand == F32:
                 rate = rate // 2 if "tf32" in self.target.features else 256
             arrival = (500 + step_bytes / 200) / min(tile.stages - 1, 3)
-            step = max(flops / rate * together, step_bytes / 56 * together, arrival)
+            # A lone program has nobody to work while it waits, or stores.
+            step = max(flops / rate * (together if together > 1 else 1.07), step_bytes / 56 * together, arrival)
             return waves * (-(-summed // tile.summed) * step + 1600 + tile.rows * tile.columns / 16)
 
         tiles: tuple[Tile, ...] = SINGLE_TILES if operand == F32 else TILES
-        if any(node.op in COSTLY for store in self.kernel.stores for node in walk(store.value)):
+        if self._has_wide_epilogue():
             # The epilogue's own values live beside the sums: with more of those, registers spill.
             tiles = tuple(tile for tile in tiles if tile.rows * tile.columns <= MOST_SUMS * 32 * tile.warps)
         tiles = tuple(tile for tile in tiles if tile.columns >= 16 * count)
         return min(tiles, key=time)
+
+    def _has_wide_epilogue(self) -> bool:
+        """Whether the epilogue has functions of many steps, or reads another tile, such as of a residual."""
+        rows, columns = set(self.row_axes), set(self.column_axes)
+        return any(
+            node.op in COSTLY or (node.op == "load" and rows & free_axes(node) and columns & free_axes(node))
+            for store in self.kernel.stores
+            for node in walk(store.value)
+        )
 
     def _tiles(self, operand: DType) -> Emitted:
         self._pack()
