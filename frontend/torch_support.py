@@ -127,8 +127,8 @@ model you meant, only a comparison with the module itself says, as above.
   names given to `torch.export.Dim`, only symbols such as `s77`; `INPUT.AXIS` names a size too, wherever one is named:
   `--dim image.0=1..8`, `--variant image.0=1,8`, `aotc run --dim image.0=5`, `model.reserve(**{{"image.0": 8}})`.
   An input may be linear in a dim (`2 * Dim("half") - 1`). Where an op asks that a size divides
-  (`reshape(n // 4, 4, -1)`, `pixel_unshuffle`), other sizes are refused when it runs. Open images may be interpolated by
-  any simple factor.
+  (`reshape(n // 4, 4, -1)`, `pixel_unshuffle`), other sizes are refused when it runs. Open images may be interpolated
+  by any simple factor.
 - **Arguments that are no tensors** (numbers, truth values, text, None) are fixed at export and are no inputs.
 - **Inputs of one element** may be given as numbers of Python, which must fit their type exactly.
 - **State.** A buffer that `forward` changes is an input and an output of its name, and so is an input that it changes:
