@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from aot import dims as dimension
-from aot.dims import Dim
+from aot.dims import Dim, DimExpr
 from aot.errors import ModelError, UnsupportedError
 from aot.frontend.torch_sizes import SizeReader, scaled
 from aot.ir import Relation
@@ -40,16 +40,17 @@ class _Unreadable(Exception):
 
 
 def relations_of(
-    program: Any, sizes: SizeReader, shapes: Mapping[str, Sequence[Dim]]
+    program: Any, sizes: SizeReader, inputs: Mapping[str, Sequence[Dim] | Dim]
 ) -> tuple[tuple[Relation, ...], list[str]]:
     """The relations that the guards of a program ask for beyond its inputs' types, and notes on those not read.
 
-    `shapes`: of each input of the graph, by name. Raises ModelError for a guard that never holds.
+    `inputs`: the shape of each input of the graph, or of a number its dim, by name. Raises ModelError for a guard that
+    never holds.
     """
     code = list(dict.fromkeys(getattr(program, "_guards_code", None) or ()))
     if not code:
         return (), []
-    reader = _Reader(shapes, _sources(program))
+    reader = _Reader(inputs, _sources(program))
     found: dict[Relation, None] = {}
     notes: list[str] = []
     assumed: set[Dim] | None = None
@@ -148,8 +149,8 @@ def _sources(program: Any) -> Mapping[str, str]:
 class _Reader:
     """Guards as relations of dims."""
 
-    def __init__(self, shapes: Mapping[str, Sequence[Dim]], sources: Mapping[str, str]) -> None:
-        self.shapes = shapes
+    def __init__(self, inputs: Mapping[str, Sequence[Dim] | Dim], sources: Mapping[str, str]) -> None:
+        self.inputs = inputs
         self.sources = sources
 
     def relations(self, text: str) -> Iterator[Relation]:
@@ -196,6 +197,10 @@ class _Reader:
             return self._scaled(tree.args[0])
         elif isinstance(tree, ast.Subscript) and _is_call_of(tree.value, "size"):
             return self._extent(tree)
+        elif isinstance(tree, ast.Subscript):
+            number = self.inputs.get(self.sources.get(ast.unparse(tree), ""))
+            if isinstance(number, int | DimExpr):
+                return number
         raise _Unreadable(f"the size {ast.unparse(tree)[:80]}")
 
     def _scaled(self, tree: ast.expr) -> Dim:
@@ -212,9 +217,9 @@ class _Reader:
         """`L['x'].size()[0]`."""
         assert isinstance(tree.value, ast.Call) and isinstance(tree.value.func, ast.Attribute)
         source = ast.unparse(tree.value.func.value)
-        shape = self.shapes.get(self.sources.get(source, ""))
+        shape = self.inputs.get(self.sources.get(source, ""))
         axis = tree.slice.value if isinstance(tree.slice, ast.Constant) else None
-        if shape is None or not isinstance(axis, int) or axis not in range(len(shape)):
+        if not isinstance(shape, Sequence) or not isinstance(axis, int) or axis not in range(len(shape)):
             raise _Unreadable(f"the size {ast.unparse(tree)[:80]}")
         return shape[axis]
 

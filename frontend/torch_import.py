@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from aot import dims as dimension
 from aot import dtypes
+from aot.control import add_claim
 from aot.dims import Dim, DimExpr
 from aot.errors import AotError, CompilerError, ModelError, UnsupportedError
 from aot.frontend import (
@@ -103,9 +105,11 @@ class TorchImporter:
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node, specs[node.name], mutated, inputs)
-        shapes = {value.name: value.type.shape for value in self.builder.inputs}
-        self.relations, notes = relations_of(self.program, self.sizes, shapes)
+        given: dict[str, Sequence[Dim] | Dim] = {value.name: value.type.shape for value in self.builder.inputs}
+        given.update({node.name: found for node, found in self.entries.items() if isinstance(found, int | DimExpr)})
+        relations, notes = relations_of(self.program, self.sizes, given)
         self.notes.extend(notes)
+        self.relations = tuple(relation for relation in relations if not self._claimed(relation))
         self.builder.relations = self.relations
         self.walk(self.program.graph, self.program.graph_module)
         outputs, state = self._outputs(signature, inputs)
@@ -113,6 +117,19 @@ class TorchImporter:
             return None
         graph = live(_read_in_place(self.builder.finish(outputs, state), self.builder.equal))
         return _named(graph, self.names).with_(initial=tuple(self.initial), relations=self.relations)
+
+    def _claimed(self, relation: Relation) -> bool:
+        """Claims a relation of numbers that are inputs, which are read after sizes are bound; False for others."""
+        symbols = {*dimension.symbols_of(relation.left), *dimension.symbols_of(relation.right)}
+        if all(symbol.origin == "input" for symbol in symbols):
+            return False
+        if relation.sign == "!=":
+            self.notes.append(f"PyTorch's guard {relation} is not checked")
+        else:
+            right = relation.right + (1 if relation.sign == ">" else 0)
+            with self.builder.at("what PyTorch found of sizes when it exported"):
+                add_claim(self.builder, relation.left, right, exact=relation.sign == "==")
+        return True
 
     # Inputs, weights, state
 
@@ -138,6 +155,12 @@ class TorchImporter:
             value = node.meta.get("val")
             if value is None or isinstance(value, bool | int | float | str):
                 self.entries[node] = getattr(spec.arg, "value", value)
+                if self.entries[node] is not None:
+                    self.notes.append(f"the argument {node.name!r} is no input: fixed at {self.entries[node]!r}")
+            elif type(value).__name__ == "SymInt":
+                with self.builder.at(node.name):
+                    given = self.builder.input(node.name, dtypes.I64, ())
+                    self.entries[node] = self.sizes.read_input(self.builder, given, value)
             elif is_complex(value):
                 self._reject("", "inputs of complex numbers", where, HINT)
                 self.entries[node] = POISON
@@ -454,7 +477,7 @@ def place(node: Any) -> str:
 
 
 def output_names(program: Any, count: int) -> list[str]:
-    """Names of the user's outputs: paths in what forward returns, such as "logits" or "cache.0"; else output_0, …"""
+    """Names of the user's outputs: paths in what forward returns, such as "logits", "cache.0", "output_1.0"."""
     from torch.utils import _pytree as pytree
 
     spec = program.call_spec.out_spec
@@ -467,10 +490,7 @@ def output_names(program: Any, count: int) -> list[str]:
         names = []
     if len(names) != count:
         names = [""] * count
-    return [
-        f"output_{number}" if not name or (name[0].isdigit() and "." not in name) else name
-        for number, name in enumerate(names)
-    ]
+    return [f"output_{name or number}" if not name or name[0].isdigit() else name for number, name in enumerate(names)]
 
 
 def _read_in_place(graph: Graph, equal: Mapping[Value, Value]) -> Graph:

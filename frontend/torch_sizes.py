@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from aot import dims as dimension
+from aot.control import add_claim
 from aot.dims import Dim, DimExpr
 from aot.errors import UnsupportedError
 from aot.frontend.bindings import Bindings
@@ -75,7 +76,22 @@ class SizeReader:
 
     def input_dim(self, name: str, axis: int, extent: Any) -> Dim:
         """The extent of an input's axis, after options and conditions; symbols are bound."""
-        return self.bindings.input_dim(name, axis, extent) if isinstance(extent, int) else self.dim(extent)
+        if isinstance(extent, int):
+            return self.bindings.input_dim(name, axis, extent, (extent, extent))
+        return self.dim(extent)
+
+    def read_input(self, builder: KnownBuilder, source: Value, number: Any) -> Dim:
+        """A number that is an input: its symbol stands for it, in torch's range; of a size too, it must be that."""
+        text = str(number.node.expr)
+        lo, hi = self._range(text) if text in self.ranges else (LEAST_NUMBER, None)
+        contents = builder.read_sizes(source, lo, wish=source.name)
+        assert contents is not None  # it is one integer
+        found: Dim = contents.flat[0]
+        if hi is not None:
+            add_claim(builder, hi, found, exact=False)
+        if self.symbols.setdefault(text, found) is not found:
+            add_claim(builder, found, self.symbols[text], exact=True)
+        return found
 
     def _range(self, text: str) -> tuple[int, int | None]:
         found = self.ranges.get(text)

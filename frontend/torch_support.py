@@ -120,16 +120,17 @@ model you meant, only a comparison with the module itself says, as above.
   to do. Weights on the meta device hold no data and are refused.
 - **Inputs** have the names of the program's placeholders: `x`, and `cache_0`, `cache_1` for a list `cache`.
 - **Outputs** are named by their paths in what `forward` returns, in memory and in a file alike: `logits`, `cache.0`,
-  `pair.left`; `1.0` is the first of the second element's. One tensor, and tensors that are themselves elements of the
-  returned tuple or list, have a number of their own instead: `output_0`, `output_1`, counted over all results. Sizes
-  and numbers become tensors of rank 0; None is left out.
+  `pair.left`. A path that begins with a number, of an element of the returned tuple or list, has a word before it:
+  `output_0`, `output_1`, `output_2.0`; one tensor is `output_0`. Sizes and numbers become tensors of rank 0; None is
+  left out.
 - **Sizes** that were exported as dynamic stay open, with torch's bounds and relations. A program does not keep the
   names given to `torch.export.Dim`, only symbols such as `s77`; `INPUT.AXIS` names a size too, wherever one is named:
   `--dim image.0=1..8`, `--variant image.0=1,8`, `aotc run --dim image.0=5`, `model.reserve(**{{"image.0": 8}})`.
   An input may be linear in a dim (`2 * Dim("half") - 1`). Where an op asks that a size divides
   (`reshape(n // 4, 4, -1)`, `pixel_unshuffle`), other sizes are refused when it runs. Open images may be interpolated
   by any simple factor.
-- **Arguments that are no tensors** (numbers, truth values, text, None) are fixed at export and are no inputs.
+- **Arguments that are no tensors** (numbers, truth values, text, None) are fixed at export and are no inputs; a note of
+  the build says at what. An integer that was exported as dynamic is an input of one i64.
 - **Inputs of one element** may be given as numbers of Python, which must fit their type exactly.
 - **State.** A buffer that `forward` changes is an input and an output of its name, and so is an input that it changes:
   the caller keeps them, and may give the same memory for both. A result that is an input with some elements replaced

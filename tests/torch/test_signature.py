@@ -95,7 +95,9 @@ def test_names_of_nested_arguments_and_results(cache: Path) -> None:
 
 def test_one_result_and_several_are_numbered(cache: Path) -> None:
     assert names(built(Call(lambda x: x + 1), (torch.ones(2),), cache))[1] == ["output_0"]
-    assert names(built(Call(lambda x: (x + 1, [x + 2])), (torch.ones(2),), cache))[1] == ["output_0", "1.0"]
+    assert names(built(Call(lambda x: (x + 1, [x + 2])), (torch.ones(2),), cache))[1] == ["output_0", "output_1.0"]
+    both = built(Call(lambda x: ([x + 1, x + 2], x + 3)), (torch.ones(2),), cache)
+    assert names(both)[1] == ["output_0.0", "output_0.1", "output_1"]
 
 
 def test_arguments_that_are_no_tensors_are_fixed(cache: Path) -> None:
@@ -106,7 +108,28 @@ def test_arguments_that_are_no_tensors_are_fixed(cache: Path) -> None:
 
     artifact = built(Scaled(), (torch.arange(3.0), 3, 0.5, True, "plain", None), cache)
     assert names(artifact) == (["x"], ["output_0"])
+    assert "the argument 'times' is no input: fixed at 3" in artifact.report.notes
     np.testing.assert_array_equal(run(artifact, [np.arange(3, dtype="f4")])[0], -(np.arange(3) * 3 + 0.5))
+
+
+def test_open_numbers_are_inputs(cache: Path) -> None:
+    class Rows(torch.nn.Module):
+        def forward(self, x: Any, count: int) -> Any:
+            return x[:count].sum(0), torch.arange(count) * 2, x * count
+
+    dims: Any = {"x": {0: torch.export.Dim.AUTO}, "count": torch.export.Dim.DYNAMIC}
+    program = torch.export.export(Rows(), (torch.ones(8, 3), 4), dynamic_shapes=dims)
+    x = torch.arange(24.0).reshape(8, 3)
+    with aot.compile(program, "cpu:x86-64-v3", cache_dir=str(cache)).load(threads=1) as model:
+        assert [info.name for info in model.inputs] == ["x", "count"]
+        for count in (1, 2, 5, 8):
+            for mine, theirs in zip(
+                model.run({"x": x.numpy(), "count": count}).values(), Rows()(x, count), strict=True
+            ):
+                np.testing.assert_allclose(mine, theirs.numpy())
+        for wrong, words in ((9, "must be at least count"), (0, "must be at least 1"), (2.5, "expected i64")):
+            with pytest.raises(aot.GuardError, match=words):
+                model.run({"x": x.numpy(), "count": wrong})
 
 
 def test_a_registered_class_is_taken_apart(cache: Path) -> None:
