@@ -93,10 +93,7 @@ class _Attend(ABC):
         rows = self.per_group * self.queries
         size = self._tile_rows(rows)
         depth, width = max(power_of_two(self.depth), 16), max(power_of_two(self.width), 16)
-        keys = KEYS if depth <= 128 else 32
-        warps = 8 if size >= 128 else 4
-        if size == 16 and typical(self.keys) >= 8 * KEYS and depth <= 128 and not self.chunk:
-            keys, warps = (4 if depth <= 64 else 2) * KEYS, 8  # a step of decoding waits for the bytes of its cache
+        keys, warps = self._step(size, depth)
         tiling = Tiling(code, dims)
         renderer = Renderer(self.kernel, dims, code)
         blocks = dimension.ceildiv(rows, size)
@@ -159,6 +156,12 @@ class _Attend(ABC):
         parted = f" in parts of {self.chunk}" if self.chunk else ""
         schedule = f"{size} rows x {keys} keys{parted}, heads of {self.depth}, {warps} warps"
         return finish(self.source, tiling, warps=warps, stages=2, schedule=schedule, flops=flops, is_heavy=True)
+
+    def _step(self, size: int, depth: int) -> tuple[int, int]:
+        """Keys of a step, and warps."""
+        if size == 16 and typical(self.keys) >= 8 * KEYS and depth <= 128 and not self.chunk:
+            return (4 if depth <= 64 else 2) * KEYS, 8  # a step of decoding waits for the bytes of its cache
+        return KEYS if depth <= 128 else 32, 8 if size >= 128 else 4
 
     def _range(self, size: int) -> tuple[str, str]:
         """The first key of a walk, and the first behind it; `end` is the latter where it is no extent."""

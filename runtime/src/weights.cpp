@@ -60,12 +60,12 @@ public:
             if (memcmp(digest.bytes, source.sha256, sizeof digest.bytes) != 0) {
                 if (!is_given) {
                     throw Failure(AOT_ERROR_WEIGHTS, external_->name(),
-                                  "Copy the file that was built with the artifact, or allow others when loading.",
+                                  "Copy the file that was built with the artifact, or accept others: AOT_LOAD_ANY_WEIGHTS, verify_weights=False in Python.",
                                   "weight %.80s in the file of weights differs from that of the build: its SHA-256 begins with "
                                   "%s, %s is expected", name, hex(digest.bytes).c_str(), hex(source.sha256).c_str());
                 }
                 throw Failure(AOT_ERROR_WEIGHTS, name,
-                              "Give the weights that the artifact was built from, or allow others when loading.",
+                              "Give the weights that the artifact was built from, or accept others: AOT_LOAD_ANY_WEIGHTS, verify_weights=False in Python.",
                               "the values differ from those of the build");
             }
         }
