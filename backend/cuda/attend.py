@@ -155,12 +155,16 @@ class _Attend(ABC):
         flops = self.batch * self.heads * self.queries * self.keys * (self.depth + self.width) * 2
         parted = f" in parts of {self.chunk}" if self.chunk else ""
         schedule = f"{size} rows x {keys} keys{parted}, heads of {self.depth}, {warps} warps"
-        return finish(self.source, tiling, warps=warps, stages=2, schedule=schedule, flops=flops, is_heavy=True)
+        stages = 3 if self.chunk > 2 * KEYS else 2
+        return finish(self.source, tiling, warps=warps, stages=stages, schedule=schedule, flops=flops, is_heavy=True)
 
     def _step(self, size: int, depth: int) -> tuple[int, int]:
         """Keys of a step, and warps."""
-        if size == 16 and typical(self.keys) >= 8 * KEYS and depth <= 128 and not self.chunk:
-            return (4 if depth <= 64 else 2) * KEYS, 8  # a step of decoding waits for the bytes of its cache
+        if size == 16 and depth <= 128:  # a step of decoding waits for the bytes of its cache
+            if self.chunk > KEYS:
+                return KEYS, 2  # many small programs, each with more steps on the way
+            if not self.chunk and typical(self.keys) >= 8 * KEYS:
+                return (4 if depth <= 64 else 2) * KEYS, 8
         return KEYS if depth <= 128 else 32, 8 if size >= 128 else 4
 
     def _range(self, size: int) -> tuple[str, str]:

@@ -33,6 +33,9 @@ _OF_LANGUAGE = {
 _OF_NARROW = frozenset({"erf", "tanh"})
 """Functions with a form for results of 16 bits, of half as many instructions or fewer."""
 
+_EXACT = {"div": "quotient", "sqrt": "root"}
+"""Functions that IEEE defines to the last bit, which the language's own do not give."""
+
 HELPERS: Mapping[str, str] = {
     "not_": "def not_(x):\n    return x == 0\n",
     "maximum": "def maximum(a, b):\n    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)\n",
@@ -50,20 +53,47 @@ HELPERS: Mapping[str, str] = {
         )
         for name, sign in (("max", ">="), ("min", "<="))
     },
+    # What a division of integers by 0 gives is not the hardware's: see the table of ops.
+    "divide_integer": (
+        "def divide_integer(a, b):\n"
+        "    return tl.where(b == 0, 0, a // tl.where(b == 0, 1, b)).to(a.dtype)\n"
+    ),
+    "rest_integer": (
+        "def rest_integer(a, b):\n"
+        "    return tl.where(b == 0, 0, a % tl.where(b == 0, 1, b)).to(a.dtype)\n"
+    ),
     "floordiv": (
         "def floordiv(a, b):\n"
-        "    q = a // b\n"
-        "    r = a - q * b\n"
-        "    return tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1, q)\n"
+        "    d = tl.where(b == 0, 1, b).to(a.dtype)\n"
+        "    q = a // d\n"
+        "    r = a - q * d\n"
+        "    return tl.where((r != 0) & ((r < 0) != (d < 0)), q - 1, q)\n"
     ),
-    "mod": "def mod(a, b):\n    return a - floordiv(a, b) * b\n",
-    "floordiv_float": "def floordiv_float(a, b):\n    return tl.floor(a / b)\n",
+    "mod": "def mod(a, b):\n    return tl.where(b == 0, 0, a - floordiv(a, b) * b).to(a.dtype)\n",
+    # As IEEE says, where the language's own quotient may be off by two units in the last place.
+    "quotient": (
+        "def quotient(a, b):\n"
+        "    if (a + b).dtype == tl.float32:\n"
+        "        q = tl.div_rn(a, b)\n"
+        "    else:\n"
+        "        q = a / b\n"
+        "    return q\n"
+    ),
+    "root": (
+        "def root(x):\n"
+        "    if x.dtype == tl.float32:\n"
+        "        y = tl.sqrt_rn(x)\n"
+        "    else:\n"
+        "        y = tl.sqrt(x)\n"
+        "    return y\n"
+    ),
+    "floordiv_float": "def floordiv_float(a, b):\n    return tl.floor(quotient(a, b))\n",
     "mod_float": (
         "def mod_float(a, b):\n"
         "    r = fmod_float(a, b)\n"
         "    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)\n"
     ),
-    "fmod_float": "def fmod_float(a, b):\n    return a - trunc(a / b) * b\n",
+    "fmod_float": "def fmod_float(a, b):\n    return a - trunc(quotient(a, b)) * b\n",
     "trunc": "def trunc(x):\n    return tl.where(x < 0, tl.ceil(x), tl.floor(x))\n",
     "round_even": (
         "def round_even(x):\n"
@@ -199,7 +229,7 @@ def used_helpers(text: str) -> list[str]:
 
 
 def call(expr: Expr, operands: Sequence[str], is_narrow: bool = False) -> str:
-    """A FUNCTIONS entry applied to values in registers; `is_narrow`: all that comes of it is rounded to 16 bits."""
+    """A FUNCTIONS entry applied to values in registers; `is_narrow`: all is rounded to 16 bits."""
     name = expr.op
     if is_narrow and name in _OF_NARROW and register_dtype(expr.dtype) == F32:
         return f"{name}_16({operands[0]})"
@@ -231,6 +261,8 @@ def call(expr: Expr, operands: Sequence[str], is_narrow: bool = False) -> str:
         return f"sign({operands[0]})"
     if of.is_integer:
         return _integer_call(name, operands)
+    if not is_narrow and name in _EXACT and any(arg.op != "const" for arg in expr.args):  # numbers are Python's
+        return f"{_EXACT[name]}({', '.join(operands)})"
     return _float_call(name, of, operands)
 
 
@@ -244,9 +276,9 @@ def _integer_call(name: str, operands: Sequence[str]) -> str:
     if name == "abs":
         return f"tl.abs({operands[0]})"
     if name == "div":
-        return f"({operands[0]} // {operands[1]})"
+        return f"divide_integer({', '.join(operands)})"
     if name == "fmod":
-        return f"({operands[0]} % {operands[1]})"
+        return f"rest_integer({', '.join(operands)})"
     if name in ("floordiv", "mod"):
         return f"{name}({', '.join(operands)})"
     if name == "pow":

@@ -198,18 +198,29 @@ class _Emitter:
         if row.axes != tuple(rows):  # no reduction runs over the row: every element of it reduces for itself
             kept = list(group.axes)
         across = self._runs_across(group, kept, row)
-        units = 1
+        units = 32 if self._count(kept) >= 32 * 16 else 16
         if across:
-            units = 32 if self._count(kept) >= 32 * 16 else 16
             row = replace(row, piece=min(row.piece, 64 if not row.is_whole else max(row.piece, 1)))
             if row.piece * units > LONGEST_ROW:
                 row = replace(row, piece=64)
-        elif row.is_whole and row.piece < 256:
-            units = min(512 // row.piece, power_of_two(max(self._count(kept) // 512, 1)))
-        self.warps = max(self.warps, min(max(units * row.piece // 512, 1), 8))
+            warps = min(max(units * row.piece // 512, 1), 8)
+        else:
+            units, warps = self._spread(kept, row)
+        self.warps = max(self.warps, warps)
         self.notes.append(f"{units} x {row.piece} of a row" + ("" if row.is_whole else ", in pieces"))
         with tiling.programs(dimension.ceildiv(self._extent(kept), units)) as program:
             _RowEmitter(self, renderer, group, kept, row, units).emit(program)
+
+    def _spread(self, kept: Sequence[int], row: _Row) -> tuple[int, int]:
+        """Rows of a program whose neighbours in memory are elements of the row, and its warps."""
+        count = self._count(kept)
+        if row.is_whole and row.piece < 256:
+            units = min(512 // row.piece, power_of_two(max(count // 512, 1)))
+            return units, max(units * row.piece // 512, 1)
+        # Measured on an H200: two rows of about a thousand elements where there are many, one in more threads of few.
+        if row.is_whole and row.piece <= 1024 and count >= 16 * int(self.target.numbers["multiprocessors"]):
+            return 2, max(2 * row.piece // 512, 1)
+        return 1, min(max(row.piece // 256, 1), 8)
 
     def _row(self, group: StoreGroup, kept: Sequence[int], rows: Sequence[int]) -> _Row | None:
         """The axes that a tile runs along beside the kept ones, or None."""

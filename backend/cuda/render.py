@@ -164,7 +164,9 @@ class Scope:
             if not self._in_tile(expr):
                 left = f"({left} + tl.zeros({self.one}, tl.int32))"
             return self.define(f"({left} {sign} {right})")
-        return self.define(call(expr, [self.value(a) for a in expr.args], self.renderer.is_narrow))
+        # What is computed of places alone decides what is read: no bit of it is spared.
+        is_narrow = self.renderer.is_narrow and any(node.op in ("load", "root") for node in walk(expr))
+        return self.define(call(expr, [self.value(a) for a in expr.args], is_narrow))
 
     def _in_tile(self, expr: Expr) -> bool:
         """Whether an expression differs among the places of a tile: else it is a single number."""

@@ -10,8 +10,10 @@ import argparse
 import hashlib
 import io
 import json
+import os
 import zipfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +50,8 @@ def recorded(calls: list[dict[str, Any]], arrays: dict[str, np.ndarray]) -> Any:
         calls.append(
             {
                 "source": emitted.source,
+                "is_tf32": 'input_precision="tf32"' in emitted.source,
+                "test": os.environ.get("PYTEST_CURRENT_TEST", "").partition(" ")[0].rpartition("/")[2],
                 "outputs": [
                     {"operand": place, "dtype": operand.type.dtype.name}
                     for place, operand in enumerate(kernel.outputs, len(kernel.inputs))
@@ -68,6 +72,7 @@ def main() -> int:
     parser.add_argument("out")
     parser.add_argument("architecture", nargs="?", default="sm_90a")
     parser.add_argument("-k", default="")
+    parser.add_argument("--cache", type=Path, help="of compiled kernels")
     chosen = parser.parse_args()
     calls: list[dict[str, Any]] = []
     arrays: dict[str, np.ndarray] = {}
@@ -75,7 +80,7 @@ def main() -> int:
     code = pytest.main(["-q", "tests/cuda", "-m", "not gpu", *(["-k", chosen.k] if chosen.k else [])])
     backend = CudaBackend()
     symbols = {call["source"]: f"k_{hashlib.sha256(call['source'].encode()).hexdigest()[:20]}" for call in calls}
-    built = backend.build([(s, t) for t, s in symbols.items()], backend.target(chosen.architecture), None)
+    built = backend.build([(s, t) for t, s in symbols.items()], backend.target(chosen.architecture), chosen.cache)
     for call in calls:
         call["symbol"] = symbols[call.pop("source")]
     images = {name: {field: getattr(image, field) for field in image.__slots__} for name, image in built.images.items()}

@@ -43,20 +43,20 @@ def test_bundle() -> None:
             driver.launch(functions[call["symbol"]], grid, image["threads"], shared, pointers, integers)
             driver.synchronize()
         except DriverError as error:
-            pytest.fail(f"call {number} ({call['symbol']}): {error}; {len(failures)} before: {failures[:5]}")
+            pytest.fail(f"call {number} ({call['test']}): {error}; {len(failures)} before: {failures[:5]}")
         for output in call["outputs"]:
             place = output["operand"]
             got = driver.read(pointers[place], contents[place].nbytes)
-            problem = difference(got, data[f"{number}.{place}.wanted"], output["dtype"])
+            problem = difference(got, data[f"{number}.{place}.wanted"], output["dtype"], call["is_tf32"])
             if problem:
-                failures.append(f"call {number} {call['symbol']} output {place} ({output['dtype']}): {problem}")
+                failures.append(f"call {number} ({call['test']}) output {place} ({output['dtype']}): {problem}")
         for pointer in pointers:
             driver.free(pointer)
     print(f"{len(table['calls'])} calls, {len(failures)} wrong")
     assert not failures, "\n".join(failures[:60])
 
 
-def difference(got: np.ndarray, wanted: np.ndarray, dtype: str) -> str:
+def difference(got: np.ndarray, wanted: np.ndarray, dtype: str, is_tf32: bool) -> str:
     """What differs between two outputs as bytes; empty if nothing that matters."""
     kinds = {"bool": "u1", "f16": "f2", "f32": "f4", "f64": "f8"}
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bf16" else kinds.get(dtype) or f"{dtype[0]}{int(dtype[1:]) // 8}")
@@ -65,7 +65,7 @@ def difference(got: np.ndarray, wanted: np.ndarray, dtype: str) -> str:
     left, right = got[:size].view(kind), wanted[:size].view(kind)
     if dtype not in TOLERANCE:
         return "" if np.array_equal(left, right) else f"{np.count_nonzero(left != right)} of {left.size} differ"
-    tolerance = TOLERANCE[dtype]
+    tolerance = TOLERANCE["f16" if is_tf32 else dtype]  # both have 10 bits
     wide_left, wide_right = left.astype(np.float64), right.astype(np.float64)
     close = np.isclose(wide_left, wide_right, rtol=tolerance, atol=tolerance, equal_nan=True)
     if close.all():

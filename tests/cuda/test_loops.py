@@ -201,3 +201,23 @@ def test_functions_for_results_of_16_bits(name: str, dtype: DType) -> None:
 def one_op(name: str, dtype: DType, shape: tuple[int, ...]) -> Graph:
     builder = Builder()
     return builder.finish(builder.op(name, builder.input("x", dtype, shape)))
+
+
+@pytest.mark.parametrize("name", ["div", "floordiv", "mod", "fmod"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64"])
+def test_integers_divided_by_zero(name: str, dtype: str) -> None:
+    x = np.array([-7, -1, 0, 1, 5, 100, 7, 8]).astype(dtype)
+    y = np.array([0, 0, 0, 0, 0, 0, 2, 3]).astype(dtype)
+    check(lambda b, *given: tuple(b.op(name, *given)), x, y)
+
+
+def test_quotients_and_roots_are_exact_but_for_results_of_16_bits() -> None:
+    """The bundle for GPUs has these too: there the language's own quotient differs."""
+    x, y = np.abs(normal(64, 33)), np.abs(normal(64, 33)) + 0.1
+    check(lambda b, *given: tuple(b.op("div", *given)), x, y)
+    check(lambda b, given: tuple(b.op("sqrt", given)), x)
+    for dtype, exact in ((F32, True), (F16, False)):
+        builder = Builder()
+        given = [builder.input(number, dtype, (64,)) for number in "ab"]
+        source = BACKEND.emit(kernel_of(builder.finish(builder.op("div", *given))), TARGET).source
+        assert ("quotient(" in source) == exact
