@@ -83,13 +83,19 @@ class Bindings:
             return self._named(text, text, bounds)
         self._used.add(key)
         option = self.options[key]
-        if not isinstance(option, int) or (option - offset) % scale:
-            raise OptionError(
-                f"a size of the form {scale}*{text} + {offset} is wanted, got {option!r}",
-                where=f"dimension {key}",
-                hint=f"Give such a size, or options for {text}.",
-            )
-        return _inside(key, (option - offset) // scale, bounds)
+        ends = (option, option) if isinstance(option, int) else option
+        lo, hi = ends if isinstance(ends, tuple) else (None, None)
+        if lo is not None:
+            least, most = -((offset - lo) // scale), None if hi is None else (hi - offset) // scale
+            if most is None or least < most:
+                return _inside(key, self._named(text, text, (max(least, bounds[0]), most)), bounds)
+            if least == most:
+                return _inside(key, least, bounds)
+        raise OptionError(
+            f"a size of the form {scale}*{text} + {offset} is wanted, got {option if lo is None or lo != hi else lo}",
+            where=f"dimension {key}",
+            hint=f"Give such a size, or options for {text}.",
+        )
 
     def _named(self, text: str, wish: str, bounds: tuple[int, int | None] = (1, None)) -> Dim:
         """The extent behind a symbol of the model, by the model's own text for it."""

@@ -84,6 +84,7 @@ class TorchImporter:
         self.entries: dict[Any, Any] = {}
         self.rejected: dict[tuple[str, str], list[str]] = {}
         self.names: dict[Value, str] = {}
+        self.state_names: dict[str, str] = {}  # of changed buffers, where an argument has the buffer's own name
         self.initial: list[tuple[int, Const]] = []
         self.relations: tuple[Relation, ...] = ()
         self.notes: list[str] = []
@@ -99,7 +100,13 @@ class TorchImporter:
         signature = self.program.graph_signature
         specs = {spec.arg.name: spec for spec in signature.input_specs}
         mutated = {*signature.buffers_to_mutate.values(), *signature.parameters_to_mutate.values()}
-        inputs: dict[str, Value] = {}  # by the name of the buffer or input that may change
+        inputs: dict[str, Value] = {}  # by placeholder: what may change
+        own = {spec.arg.name for spec in signature.input_specs if spec.kind.name == "USER_INPUT"}
+        self.state_names = {
+            spec.target: spec.arg.name
+            for spec in signature.input_specs
+            if spec.target in mutated and spec.target in own
+        }
         held = {node: node.meta.get("val") for node in self.program.graph.nodes if node.op == "placeholder"}
         self.sizes.bind((node.name, value.shape) for node, value in held.items() if hasattr(value, "shape"))
         for node in self.program.graph.nodes:
@@ -141,10 +148,11 @@ class TorchImporter:
             if is_complex(tensor):
                 self.entries[node] = self._complex_const(target, tensor, target in mutated)
             elif target in mutated:
-                self.entries[node] = inputs[target] = self._input(target, tensor)
+                name = self.state_names.get(target, target)
+                self.entries[node] = inputs[node.name] = self._input(name, tensor)
                 self.initial.append((len(self.builder.inputs) - 1, _initial(target, tensor)))
                 self.notes.append(
-                    f"the {kind.lower()} {target!r} changes: it is an input and an output of that name, "
+                    f"the {kind.lower()} {target!r} changes: it is an input and an output of the name {name!r}, "
                     "and the caller keeps it"
                 )
             else:
@@ -204,10 +212,13 @@ class TorchImporter:
         given = node.args[0]
         user = iter(output_names(self.program, len(signature.user_outputs)))
         outputs: list[Value] = []
+        names: list[str] = []
+        placeholders = {spec.target: spec.arg.name for spec in signature.input_specs if spec.target}
         state: list[tuple[Value, Value]] = []
         for spec, argument in zip(signature.output_specs, given, strict=True):
             kind = spec.kind.name
-            name = next(user) if kind == "USER_OUTPUT" else spec.target
+            name = next(user) if kind == "USER_OUTPUT" else self.state_names.get(spec.target, spec.target)
+            name = _unlike(name, names)
             entry = self.entry(argument)
             if isinstance(entry, UnknownSize):
                 self._reject("", entry.reason, f"output {name!r}")
@@ -217,8 +228,10 @@ class TorchImporter:
             if value is None:
                 continue
             outputs.append(value)
+            names.append(name)
             if kind in ("BUFFER_MUTATION", "PARAMETER_MUTATION", "USER_INPUT_MUTATION"):
-                state.append((inputs[spec.target], value))
+                changed = spec.target if kind == "USER_INPUT_MUTATION" else placeholders[spec.target]
+                state.append((inputs[changed], value))
         if not outputs and not self.rejected:
             raise ModelError("the program has no outputs that are tensors or numbers")
         return outputs, state
@@ -491,6 +504,14 @@ def output_names(program: Any, count: int) -> list[str]:
     if len(names) != count:
         names = [""] * count
     return [f"output_{name or number}" if not name or name[0].isdigit() else name for number, name in enumerate(names)]
+
+
+def _unlike(name: str, taken: Sequence[str]) -> str:
+    """The name, with a number behind it where it is taken."""
+    found, number = name, 2
+    while found in taken:
+        found, number = f"{name}_{number}", number + 1
+    return found
 
 
 def _read_in_place(graph: Graph, equal: Mapping[Value, Value]) -> Graph:

@@ -6,6 +6,7 @@ program that PyTorch cannot take to Core ATen. A document that is damaged is lef
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ def mend_document(document: Any) -> dict[int, str]:
     """
     graph, specs = (_part(document, "graph_module", *keys) for keys in (("graph",), ("signature", "output_specs")))
     _mend_nodes(graph)
+    _mend_classes(_part(document, "graph_module", "module_call_graph"))
     texts: dict[int, str] = {}
     outputs = _part(graph, "outputs")
     if isinstance(outputs, list) and isinstance(specs, list) and len(outputs) == len(specs):
@@ -33,6 +35,46 @@ def mend_document(document: Any) -> dict[int, str]:
                 texts[place] = text
                 outputs[place] = spec["user_output"]["arg"] = {"as_none": True}
     return texts
+
+
+def _mend_classes(calls: Any) -> None:
+    """Takes arguments and results of classes that are not registered in this process as dicts, or tuples.
+
+    A class such as a result of transformers writes the names of its parts where a dict writes its keys.
+    """
+    for call in calls if isinstance(calls, list) else ():
+        signature = _part(call, "signature")
+        for name in ("in_spec", "out_spec"):
+            text = _part(signature, name)
+            try:
+                spec = json.loads(text) if isinstance(text, str) else None
+            except (ValueError, RecursionError):  # damaged, or too deep: for the reader to refuse
+                continue
+            if isinstance(spec, list) and len(spec) == 2 and _mend_spec(spec[1]):
+                signature[name] = json.dumps(spec)
+
+
+def _mend_spec(spec: Any) -> bool:
+    """Changes the classes in a spec, in place; whether there are any."""
+    from torch.utils._pytree import SERIALIZED_TYPE_TO_PYTHON_TYPE
+
+    found, pending = False, [spec]
+    while pending:
+        part = pending.pop()
+        kind, children = _part(part, "type"), _part(part, "children_spec")
+        if not isinstance(children, list):
+            continue
+        pending.extend(children)
+        if not isinstance(kind, str) or kind in SERIALIZED_TYPE_TO_PYTHON_TYPE:
+            continue
+        try:
+            keys = json.loads(part["context"])
+        except (KeyError, TypeError, ValueError, RecursionError):
+            keys = None
+        named = isinstance(keys, list) and len(keys) == len(children) and all(isinstance(key, str) for key in keys)
+        part["type"], part["context"] = ("builtins.dict", part["context"]) if named else ("builtins.tuple", "null")
+        found = True
+    return found
 
 
 def _mend_nodes(graph: Any) -> None:

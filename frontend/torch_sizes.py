@@ -58,21 +58,28 @@ class SizeReader:
                     alone.setdefault(str(extent.node.expr), []).append((name, axis))
                 else:
                     others.append((name, axis, extent.node.expr))
+        for name, axis, expression in others:
+            if self.bindings.has_option((name, axis)):
+                self._solve(name, axis, expression)
         for text, places in alone.items():
+            if text in self.symbols:
+                continue
             name, axis = next(filter(self.bindings.has_option, places), places[0])
             self.symbols[text] = self.bindings.input_dim(name, axis, text, self._range(text))
         for name, axis, expression in others:
-            for symbol in sorted(expression.free_symbols, key=str):
-                text = str(symbol)
-                if text in self.symbols:
-                    continue
-                scale, offset = expression.coeff(symbol), expression.subs(symbol, 0)
-                known = scale.is_Integer and scale > 0 and offset.is_Integer
-                if not known or expression != scale * symbol + offset:
-                    raise UnsupportedError(f"the extent {expression} of input {name!r}, which gives {text} no value")
-                self.symbols[text] = self.bindings.solved_dim(
-                    name, axis, text, self._range(text), int(scale), int(offset)
-                )
+            self._solve(name, axis, expression)
+
+    def _solve(self, name: str, axis: int, expression: Any) -> None:
+        """Gives the symbols of an input's extent that have none yet a dim. Raises UnsupportedError: see `bind`."""
+        for symbol in sorted(expression.free_symbols, key=str):
+            text = str(symbol)
+            if text in self.symbols:
+                continue
+            scale, offset = expression.coeff(symbol), expression.subs(symbol, 0)
+            known = scale.is_Integer and scale > 0 and offset.is_Integer
+            if not known or expression != scale * symbol + offset:
+                raise UnsupportedError(f"the extent {expression} of input {name!r}, which gives {text} no value")
+            self.symbols[text] = self.bindings.solved_dim(name, axis, text, self._range(text), int(scale), int(offset))
 
     def input_dim(self, name: str, axis: int, extent: Any) -> Dim:
         """The extent of an input's axis, after options and conditions; symbols are bound."""

@@ -152,7 +152,9 @@ def test_options_give_derived_sizes_values(tmp_path: Path) -> None:
     program = _exported(lambda x: x + 1, [(7, 3)], ({0: ODD},))
     (given,) = load(program).inputs
     assert load(program, dims={f"{given.name}.0": 5}).inputs[0].type.shape == (5, 3)
-    for wrong in (4, (1, 5), 19):
+    (narrow,) = load(program, dims={f"{given.name}.0": (2, 6)}).symbols
+    assert (narrow.lo, narrow.hi) == (2, 3)  # of 2 * n - 1
+    for wrong in (4, (4, 4), 19, (1, 40)):
         with pytest.raises(OptionError, match=r"of the form|asked for"):
             load(program, dims={f"{given.name}.0": wrong})
 

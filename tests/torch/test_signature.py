@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,6 +132,57 @@ def test_open_numbers_are_inputs(cache: Path) -> None:
         for wrong, words in ((9, "must be at least count"), (0, "must be at least 1"), (2.5, "expected i64")):
             with pytest.raises(aot.GuardError, match=words):
                 model.run({"x": x.numpy(), "count": wrong})
+
+
+def test_names_that_meet_are_told_apart(cache: Path) -> None:
+    class Meeting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("h", torch.ones(3))
+            self.register_buffer("output_0", torch.zeros(3))
+
+        def forward(self, x: Any, h: Any) -> Any:
+            self.h.add_(x)
+            self.output_0.copy_(h)
+            return (self.h * h).sum(), {"a.b": x + 1, "a": {"b": x + 2}}
+
+    given = (torch.arange(3.0), torch.tensor([5.0, 6.0, 7.0]))
+    artifact = built(Meeting(), given, cache)
+    inputs, outputs = names(artifact)
+    assert inputs == ["b_h", "output_0", "x", "h"]
+    assert outputs == ["b_h", "output_0", "output_0_2", "output_1.a.b", "output_1.a.b_2"]
+    model = Meeting()
+    with artifact.load(threads=1) as loaded:
+        state = loaded.new_state()
+        assert sorted(state) == ["b_h", "output_0"]
+        for _ in range(3):
+            found = loaded.run({"x": given[0].numpy(), "h": given[1].numpy()}, state=state)
+            wanted = model(*given)
+            np.testing.assert_allclose(found["output_0_2"], wanted[0].numpy())
+            np.testing.assert_allclose(found["output_1.a.b_2"], wanted[1]["a"]["b"].numpy())
+
+
+def test_a_size_that_was_exported_as_fixed_stays(cache: Path) -> None:
+    program = torch.export.export(Call(lambda x: x.sum() / x.shape[0]), (torch.ones(5, 2),))
+    with pytest.raises(aot.AotError, match="the model holds for 5..5 alone"):
+        aot.compile(program, dims={f"{program.graph_signature.user_inputs[0]}.0": (1, 8)}, cache_dir=str(cache))
+
+
+def test_results_of_a_class_that_is_not_registered(cache: Path, tmp_path: Path) -> None:
+    """As of transformers, in a process that does not import it."""
+    path = tmp_path / "model.pt2"
+    torch.export.save(torch.export.export(Call(lambda x: {"first": x + 1, "then": x + 2}), (torch.ones(2),)), path)
+    changed = tmp_path / "changed.pt2"
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(changed, "w") as target:
+        for item in source.infolist():
+            data = source.read(item)
+            if "/models/" in item.filename and item.filename.endswith(".json"):
+                document = json.loads(data)
+                signature = document["graph_module"]["module_call_graph"][0]["signature"]
+                signature["out_spec"] = signature["out_spec"].replace("builtins.dict", "elsewhere.Results")
+                data = json.dumps(document).encode()
+            target.writestr(item, data)
+    assert names(aot.compile(changed, "cpu:x86-64-v3", cache_dir=str(cache)))[1] == ["first", "then"]
 
 
 def test_a_registered_class_is_taken_apart(cache: Path) -> None:
