@@ -102,11 +102,8 @@ class TorchImporter:
         mutated = {*signature.buffers_to_mutate.values(), *signature.parameters_to_mutate.values()}
         inputs: dict[str, Value] = {}  # by placeholder: what may change
         own = {spec.arg.name for spec in signature.input_specs if spec.kind.name == "USER_INPUT"}
-        self.state_names = {
-            spec.target: spec.arg.name
-            for spec in signature.input_specs
-            if spec.target in mutated and spec.target in own
-        }
+        shared = own & mutated
+        self.state_names = {spec.target: spec.arg.name for spec in signature.input_specs if spec.target in shared}
         held = {node: node.meta.get("val") for node in self.program.graph.nodes if node.op == "placeholder"}
         self.sizes.bind((node.name, value.shape) for node, value in held.items() if hasattr(value, "shape"))
         for node in self.program.graph.nodes:

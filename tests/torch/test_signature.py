@@ -164,7 +164,7 @@ def test_names_that_meet_are_told_apart(cache: Path) -> None:
 
 def test_a_size_that_was_exported_as_fixed_stays(cache: Path) -> None:
     program = torch.export.export(Call(lambda x: x.sum() / x.shape[0]), (torch.ones(5, 2),))
-    with pytest.raises(aot.AotError, match="the model holds for 5..5 alone"):
+    with pytest.raises(aot.AotError, match=r"the model holds for 5\.\.5 alone"):
         aot.compile(program, dims={f"{program.graph_signature.user_inputs[0]}.0": (1, 8)}, cache_dir=str(cache))
 
 
