@@ -122,8 +122,8 @@ model you meant, only a comparison with the module itself says, as above.
 - **Outputs** are named by their paths in what `forward` returns, in memory and in a file alike: `logits`, `cache.0`,
   `pair.left`. A path that begins with a number, of an element of the returned tuple or list, has a word before it:
   `output_0`, `output_1`, `output_2.0`; one tensor is `output_0`. A changed buffer with the name of an argument has
-  PyTorch's name for it, `b_h` for `h`; of results with one name, the later ones get a number. Sizes and numbers become tensors of rank 0; None is
-  left out.
+  PyTorch's name for it, `b_h` for `h`; of results with one name, the later ones get a number. Sizes and numbers become
+  tensors of rank 0; None is left out.
 - **Sizes** that were exported as dynamic stay open, with torch's bounds and relations. A program does not keep the
   names given to `torch.export.Dim`, only symbols such as `s77`; `INPUT.AXIS` names a size too, wherever one is named:
   `--dim image.0=1..8`, `--variant image.0=1,8`, `aotc run --dim image.0=5`, `model.reserve(**{{"image.0": 8}})`.
