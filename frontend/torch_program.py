@@ -266,8 +266,11 @@ def _from_archive(data: bytes, trust_pickle: bool) -> Any:
         raise
     except Exception as error:  # torch's deserializer raises anything on a document that does not fit
         written = document.get("torch_version") if isinstance(document, dict) else None
-        hint = f"PyTorch {str(written)[:40]} wrote it, and {torch.__version__} reads it." if written else ""
-        raise ModelError(f"torch cannot read the program: {type(error).__name__}: {error}", hint=hint) from error
+        hint = "Operators of other packages are not known here: export the model without them."
+        if written and str(written) != torch.__version__:
+            hint = f"PyTorch {str(written)[:40]} wrote it, and {torch.__version__} reads it."
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:300]
+        raise ModelError(f"torch cannot read the program: {type(error).__name__}: {reason}", hint=hint) from error
 
 
 def _no_program(data: bytes, reason: str) -> ModelError:
