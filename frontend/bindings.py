@@ -348,6 +348,13 @@ def _conditions(left: Dim, right: Dim, made: Mapping[str, int]) -> Iterator[dict
                 least = -(-max(symbol.lo, 1) // divisor) * divisor
                 if symbol.hi is None or symbol.hi >= least:
                     yield {symbol.name: replace(symbol, divisor=divisor, lo=least).dim}
+    sides = [set(dimension.symbols_of(side)) for side in (left, right)]
+    alone = [sorted(side - sides[1 - number], key=str) for number, side in enumerate(sides)]
+    if [len(found) for found in alone] == [1, 1]:  # the same of two sizes: stronger than need be, and what is meant
+        (one,), (other,) = alone
+        merged = _merge(one, other) if one.origin == other.origin == "input" else None
+        if merged is not None:
+            yield {one.name: merged.dim, other.name: merged.dim}
 
 
 def _equal_factors(difference: Dim, axis: Mapping[str, int]) -> Iterator[dict[str, Dim]]:

@@ -79,6 +79,9 @@ CASES: dict[str, tuple[Callable[..., Any], Shapes, tuple[dict[int, Any], ...], S
     "sliding": (
         lambda x, y: x[::2] + y, [(9,), (5,)], ({0: AUTO}, {0: AUTO}), [[(7,), (4,)], [(8,), (4,)]], [[(8,), (8,)]]
     ),
+    "every second of two": (
+        lambda x, y: x[:, ::2] + y[:, ::2], [(2, 9), (2, 9)], ({1: AUTO}, {1: AUTO}), [[(2, 7), (2, 7)]], []
+    ),
     "nearest by 1.5": (
         lambda x: F.interpolate(x, scale_factor=1.5), [(1, 2, 8, 6)], (IMAGE,), [[(1, 2, 3, 5)], [(1, 2, 40, 7)]], []
     ),
