@@ -427,7 +427,7 @@ def _output_names(entries: Sequence[_Entry], number: int) -> list[str]:
     """The names that the results of a case have in the merged program."""
     offset = sum(len(entry.case.tensors) for entry in entries[:number])
     return [
-        f"given_{offset + int(label.split()[1])}" if label.startswith("given") else f"{number}.{label}"
+        f"given_{offset + int(label.split()[1])}" if label.startswith("given") else f"output_{number}.{label}"
         for label, _ in entries[number].wanted
     ]
 
