@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from aot.dims import Dim, linear_symbol
+from aot.dims import Dim, linear_symbol, plain_symbol
 from aot.errors import OptionError
 
 Shapes = Mapping[str, Sequence[Dim]]
@@ -42,12 +42,29 @@ def symbol_value(name: str, extent: int, shapes: Shapes) -> tuple[str, int] | No
     return symbol.name, (extent - offset) // scale
 
 
+def by_symbol(asked: Iterable[tuple[str, int]], symbols: Sequence[str], shapes: Shapes) -> dict[str, int]:
+    """The sizes by symbol of what is asked for by symbol, or by INPUT.AXIS.
+
+    Raises OptionError for a name that is no dimension, and for two sizes of one.
+    """
+    found: dict[str, int] = {}
+    for name, extent in asked:
+        if name not in symbols and not names_axis(name, shapes):
+            raise OptionError(
+                f"the model has no dimension {name!r}", hint=f"The model has: {described(symbols, shapes)}, or INPUT.AXIS."
+            )
+        pair = (name, extent) if name in symbols else symbol_value(name, extent, shapes)
+        if pair is not None and found.setdefault(*pair) != pair[1]:
+            raise OptionError(f"{pair[0]} is given two sizes: {found[pair[0]]} and {pair[1]}")
+    return found
+
+
 def described(symbols: Iterable[str], shapes: Shapes) -> str:
     """The names of symbols for a hint, each with an axis that is it: "s77 (x.0), batch (ids.0)"; "none" for none."""
     places: dict[str, str] = {}
     for port, shape in shapes.items():
         for axis, dim in enumerate(shape):
-            found = linear_symbol(dim)
-            if found is not None and found[1:] == (1, 0):
-                places.setdefault(found[0].name, f"{port}.{axis}")
+            symbol = plain_symbol(dim)
+            if symbol is not None:
+                places.setdefault(symbol.name, f"{port}.{axis}")
     return ", ".join(f"{name} ({places[name]})" if name in places else name for name in symbols) or "none"

@@ -374,6 +374,11 @@ def _single_call(dim: Dim, function: str) -> Call | None:
     return None
 
 
+def total(dims: Iterable[Dim]) -> Dim:
+    """The sum of dimensions; 0 for none."""
+    return _sum([(dim, 1) for dim in dims])
+
+
 def product(dims: Iterable[Dim]) -> Dim:
     """The product of dimensions; 1 for none."""
     result: Dim = 1

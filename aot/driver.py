@@ -13,12 +13,12 @@ from typing import Any
 from aot import custom, frontend
 from aot.artifacts import Artifact
 from aot.assemble import Assembled, assemble, assemble_flow
-from aot.axes import described, names_axis, symbol_value
+from aot.axes import by_symbol
 from aot.backend import BACKENDS
 from aot.backend.base import Backend, Built
 from aot.control import has_control
 from aot.dims import typical
-from aot.errors import OptionError, TargetError, UnsupportedError
+from aot.errors import TargetError, UnsupportedError
 from aot.ir import Graph
 from aot.offsets import DEFAULT_NODE_BUDGET
 from aot.options import Binding, CompileOptions, DimRange
@@ -172,18 +172,8 @@ def _by_symbol(binding: Binding, plain: Mapping[str, str], graph: Graph) -> Bind
     """
     shapes = {value.name: value.type.shape for value in graph.inputs}
     symbols = [symbol.name for symbol in graph.symbols if symbol.origin == "input"]
-    found: dict[str, int] = {}
-    for text, extent in binding:
-        name = plain.get(text, text)
-        if name not in symbols and not names_axis(name, shapes):
-            raise OptionError(
-                f"the model has no dimension {text!r}",
-                hint=f"Its symbolic dimensions: {described(symbols, shapes)}, or INPUT.AXIS.",
-            )
-        pair = (name, extent) if name in symbols else symbol_value(name, extent, shapes)
-        if pair is not None and found.setdefault(*pair) != pair[1]:
-            raise OptionError(f"a variant gives {pair[0]} two sizes: {found[pair[0]]} and {pair[1]}")
-    return tuple(sorted(found.items()))
+    asked = [(plain.get(text, text), extent) for text, extent in binding]
+    return tuple(sorted(by_symbol(asked, symbols, shapes).items()))
 
 
 def _edges(options: CompileOptions) -> frontend.Edges:

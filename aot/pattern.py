@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from aot.builder import Builder
-from aot.dtypes import DType
 from aot.errors import CompilerError
 from aot.ir import Array, Attr, Const, Graph, Node, Value
 from aot.ops import OPS, Kind, OpError
@@ -501,10 +500,6 @@ class RewriteBuilder(Builder):
             return outputs
         self.nodes.pop()
         return tuple(self.const(const) for const in folded)
-
-    def cast_number(self, value: float | int, dtype: DType) -> Value:
-        """A rank-0 constant of a dtype."""
-        return self.scalar(value, dtype)
 
 
 # The driver.

@@ -13,6 +13,11 @@ from aot.ops.helpers import dims_attr, ints_attr
 VIEW_OPS = frozenset({"reshape", "transpose", "slice", "expand"})
 
 
+def is_view(node: Node) -> bool:
+    """Whether a node may be an alias of what it reads: a view, but for slices that go backwards."""
+    return node.op in VIEW_OPS and not (node.op == "slice" and min(ints_attr(node.attrs, "steps"), default=1) < 1)
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """The result of a view: its type, and where its element 0 lies from its input's element 0, in elements."""

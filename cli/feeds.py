@@ -22,7 +22,7 @@ import click
 import numpy as np
 
 from aot import dims as dimension
-from aot.axes import described, names_axis, symbol_value
+from aot.axes import by_symbol
 from aot.cli.common import note
 from aot.dims import Symbol
 from aot.errors import OptionError
@@ -311,31 +311,18 @@ def extents(program: Program, dims: Sequence[DimRange], given: Mapping[str, Arra
             raise OptionError(f"one extent is wanted here, not --dim {dim}")
         asked[dim.name] = dim.lo
     known = {symbol.name: symbol for symbol in program.symbols}
-    asked = _by_symbol(asked, program)
+    shapes = {port.name: port.type.shape for port in program.inputs}
+    asked = by_symbol(asked.items(), list(known), shapes)
     held: dict[str, int] = {}
     for port in program.inputs:
         array = (given or {}).get(port.name)
         if array is not None and array.ndim == port.type.rank:
             for wanted, extent in zip(port.type.shape, array.shape, strict=True):
-                held.update((name, extent) for name, symbol in known.items() if symbol.dim == wanted)
+                found = dimension.linear_symbol(wanted)
+                if found is not None:
+                    held[found[0].name] = (extent - found[2]) // found[1]
     first = {s.name for port in program.inputs for dim in port.type.shape[:1] for s in dimension.symbols_of(dim)}
     return {name: asked.get(name, held.get(name, _typical(symbol, name in first))) for name, symbol in known.items()}
-
-
-def _by_symbol(asked: Mapping[str, int], program: Program) -> dict[str, int]:
-    """The sizes by symbol of what is asked for by symbol, or by INPUT.AXIS."""
-    shapes = {port.name: port.type.shape for port in program.inputs}
-    symbols = [symbol.name for symbol in program.symbols]
-    found: dict[str, int] = {}
-    for name, extent in asked.items():
-        if name not in symbols and not names_axis(name, shapes):
-            raise OptionError(
-                f"no symbolic dimension {name!r}", hint=f"The model has: {described(symbols, shapes)}, or INPUT.AXIS."
-            )
-        pair = (name, extent) if name in symbols else symbol_value(name, extent, shapes)
-        if pair is not None and found.setdefault(*pair) != pair[1]:
-            raise OptionError(f"--dim gives {pair[0]} two sizes: {found[pair[0]]} and {pair[1]}")
-    return found
 
 
 def _typical(symbol: Symbol, first_axis: bool) -> int:

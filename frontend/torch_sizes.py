@@ -173,7 +173,7 @@ class SizeReader:
             return self._pieces(expression.args)
         parts = [self.of(argument) for argument in expression.args] if kind not in ("Pow", "PowByNatural") else []
         if kind == "Add":
-            return _sum(parts)
+            return dimension.total(parts)
         if kind == "Mul":
             return dimension.product(parts)
         if kind in ("Pow", "PowByNatural"):
@@ -253,10 +253,3 @@ def scaled(extent: Dim, factor: float) -> Dim:
 def _bound(number: Any) -> int | None:
     """A bound as a number; None for an infinite one, or one that no size reaches."""
     return int(number) if getattr(number, "is_Integer", False) and abs(int(number)) < 1 << 40 else None
-
-
-def _sum(parts: list[Dim]) -> Dim:
-    total: Dim = 0
-    for part in parts:
-        total = total + part
-    return total

@@ -19,6 +19,7 @@ from aot.dtypes import F16, F32, F64, I8, I64, from_numpy
 from aot.errors import CompilerError, ModelError
 from aot.evaluate import evaluate, evaluate_op, fold_value
 from aot.ir import Array, Graph, Level, Node, TensorType, Value
+from aot.lower import OWNED_KINDS
 from aot.ops import OPS, Kind, Sample, infer
 
 
@@ -112,7 +113,7 @@ NEVER |= {  # special functions: chains of functions of the math library, whose 
     "atan2", "bessel_i0", "bessel_i0e", "bessel_i1", "bessel_i1e", "digamma", "erfc", "erfcx", "erfinv", "lgamma",
     "zeta",
 }  # fmt: skip
-NEVER_KINDS = {Kind.SORT, Kind.SCATTER, Kind.RANDOM, Kind.RECUR, Kind.OPAQUE}
+NEVER_KINDS = {Kind.RANDOM, *OWNED_KINDS}
 
 
 def test_folding_agrees_with_the_reference() -> None:

@@ -24,7 +24,7 @@ from aot.lower import OWNED_KINDS, POOLS, ROOT_OPS
 from aot.ops import OPS, Kind
 from aot.ops.helpers import int_attr, ints_attr
 from aot.passes import Context, transform
-from aot.views import VIEW_OPS
+from aot.views import is_view
 
 GENERATORS = frozenset({"iota", "dim_tensor"})
 """Ops without operands: cloned into every consumer, since an index is cheaper than a load."""
@@ -81,8 +81,7 @@ def fuse(graph: Graph, context: Context) -> Graph:
 
 def is_bare(node: Node) -> bool:
     """Whether the node stays outside of kernels: an alias."""
-    backwards = node.op == "slice" and any(int(step) < 1 for step in ints_attr(node.attrs, "steps"))
-    return (node.op in VIEW_OPS and not backwards) or node.op == "concat"
+    return is_view(node) or node.op == "concat"
 
 
 def _clone_generators(graph: Graph) -> Graph:

@@ -18,10 +18,9 @@ from aot.builder import Builder
 from aot.dims import product
 from aot.ir import Const, Graph, Level, Node, TensorType, Value, const_of, live
 from aot.ops import OPS, Kind
-from aot.ops.helpers import ints_attr
 from aot.passes import Context, transform
 from aot.transforms.fold import concat_consts, vector_const
-from aot.views import VIEW_OPS, view_of
+from aot.views import is_view, view_of
 
 _NEUTRAL = {"add": -0.0, "mul": 1.0}
 """Ops with a constant that products may be followed by, and the number that leaves every result as it is."""
@@ -118,7 +117,7 @@ class _Joining:
         view = view_of(_cut(whole, 0, part), whole.type)
         assert view is not None
         reason = "it is a result of the model" if part.result in self.kept else None
-        reason = reason or why_not_part(self.graph, part.result, view.type, self.kept)
+        reason = reason or _why_not_part(self.graph, part.result, view.type, self.kept)
         if reason is not None:
             self.context.refuse("join", part.nodes[0].where, reason)
         return reason
@@ -159,7 +158,7 @@ class _Joining:
         return concat_consts(rows, 0)
 
 
-def why_not_part(graph: Graph, value: Value, type_: TensorType, kept: Container[Value]) -> str | None:
+def _why_not_part(graph: Graph, value: Value, type_: TensorType, kept: Container[Value]) -> str | None:
     """Why a value that a kernel makes should not become a part of a larger tensor, where it has the layout of `type_`.
 
     `kept` are results of the model.
@@ -169,23 +168,23 @@ def why_not_part(graph: Graph, value: Value, type_: TensorType, kept: Container[
             return f"{reader.where} is computed with it"
         if reader.op == "concat":
             return f"it is written into {reader.where}"
-    return _why_not_read(graph, value, type_, value.type, kept)
+    return why_not_read(graph, value, type_, value.type, kept)
 
 
-def _why_not_read(
+def why_not_read(
     graph: Graph, value: Value, type_: TensorType, dense: TensorType, kept: Container[Value]
 ) -> str | None:
     """Why a value could not have the layout of `type_`; `dense`: the one that it has where it is no part."""
     for reader in graph.users.get(value, ()):
         if OPS[reader.op].row_major or reader.op == "conv":
             return f"{reader.where} wants it dense"
-        if reader.op in VIEW_OPS and not (reader.op == "slice" and min(ints_attr(reader.attrs, "steps")) < 1):
+        if is_view(reader):
             view, alone = view_of(reader, type_), view_of(reader, dense)
             if alone is None:  # its bytes are moved in any case
                 continue
             if view is None or reader.output in kept:
                 return f"{reader.where} would have to move its bytes"
-            reason = _why_not_read(graph, reader.output, view.type, alone.type, kept)
+            reason = why_not_read(graph, reader.output, view.type, alone.type, kept)
             if reason is not None:
                 return reason
     return None

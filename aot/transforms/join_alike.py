@@ -24,7 +24,8 @@ from aot.lower import OWNED_KINDS
 from aot.ops import OPS, Kind
 from aot.ops.helpers import dims_attr, int_attr, ints_attr
 from aot.passes import Context, transform
-from aot.views import VIEW_OPS, view_of
+from aot.transforms.join import why_not_read
+from aot.views import VIEW_OPS, is_view, view_of
 
 MOST_PARTS = 8
 """Slices of one tensor that are looked at together."""
@@ -48,7 +49,7 @@ class _Row:
 
     @property
     def total(self) -> Dim:
-        return _sum(self.sizes)
+        return dimension.total(self.sizes)
 
 
 @transform(takes=Level.CORE, gives=Level.CORE)
@@ -142,7 +143,7 @@ class _Alike:
         starts = tuple(_start(self.parts[0], axis) if a == axis else 0 for a in range(source.type.rank))
         values = tuple(part.output for part in self.parts)
         sizes = list(source.type.shape)
-        sizes[axis] = _sum(value.type.shape[axis] for value in values)
+        sizes[axis] = dimension.total(value.type.shape[axis] for value in values)
         if sizes[axis] == source.type.shape[axis]:
             joined = source
         else:
@@ -209,35 +210,26 @@ class _Alike:
     # Whether results may be parts.
 
     def _why_not(self, row: _Row) -> str | None:
-        whole = TensorType(row.joined.type.dtype, row.joined.type.shape)
+        """Why no part of what is made at once may lie in it, by strides; None where each may."""
         for value in row.values:
-            type_ = value.type.with_layout(Layout(strides=whole.strides))
-            is_kernel = self.graph.producer[value].op != "concat"  # else nothing is computed with it in any case
-            reason = self._why_not_read(value, type_, value.type, is_kernel)
+            if self.graph.producer[value].op != "concat":  # else nothing is computed with it in any case
+                for reader in self.graph.users.get(value, ()):
+                    if is_view(reader):
+                        if view_of(reader, value.type) is None:
+                            return f"{reader.where} would have to move its bytes"
+                    elif reader not in self.matched and self._is_computed_with(reader):
+                        return f"{reader.where} is computed with it"
+            type_ = value.type.with_layout(Layout(strides=row.joined.type.strides))
+            reason = why_not_read(self.graph, value, type_, value.type, self.kept)
             if reason is not None:
                 return reason
         return None
 
-    def _why_not_read(self, value: Value, type_: TensorType, dense: TensorType, is_direct: bool) -> str | None:
-        """Why no part may have the layout of `type_`; `dense`: its own. Direct: what a kernel makes."""
-        for reader in self.graph.users.get(value, ()):
-            kind = OPS[reader.op].kind
-            if reader.op in VIEW_OPS and not (reader.op == "slice" and min(ints_attr(reader.attrs, "steps")) < 1):
-                view, alone = view_of(reader, type_), view_of(reader, dense)
-                if alone is None and not is_direct:  # its bytes are moved in any case
-                    continue
-                if alone is None or view is None or reader.output in self.kept:
-                    return f"{reader.where} would have to move its bytes"
-                reason = self._why_not_read(reader.output, view.type, alone.type, False)
-                if reason is not None:
-                    return reason
-            elif reader in self.matched:
-                continue
-            elif OPS[reader.op].row_major or reader.op == "conv":
-                return f"{reader.where} wants it dense"
-            elif is_direct and reader.op not in _FROM_MEMORY and kind not in OWNED_KINDS:
-                return f"{reader.where} is computed with it"
-        return None
+    def _is_computed_with(self, reader: Node) -> bool:
+        """Whether a reader could be in one kernel with what it reads."""
+        definition = OPS[reader.op]
+        wants_dense = definition.row_major or reader.op == "conv"
+        return not wants_dense and reader.op not in _FROM_MEMORY and definition.kind not in OWNED_KINDS
 
 
 def _slice(joined: Value, axis: int, start: Dim, part: Node) -> Node:
@@ -280,7 +272,7 @@ def _reshape(alike: Sequence[Node], rows: Sequence[_Row | None]) -> _Joined:
     for axis in range(len(shapes[0])):
         rests = {(len(shape), *shape[:axis], *shape[axis + 1 :]) for shape in shapes}
         if len(rests) == 1 and dimension.product(shapes[0][:axis]) == outer:
-            total = _sum(shape[axis] for shape in shapes)
+            total = dimension.total(shape[axis] for shape in shapes)
             shape = (*shapes[0][:axis], total, *shapes[0][axis + 1 :])
             if dimension.product(shape) == row.joined.type.elements:
                 return axis, {"shape": shape}
@@ -325,10 +317,3 @@ def _concat(alike: Sequence[Node], rows: Sequence[_Row | None]) -> _Joined:
 
 
 _JOINS: dict[str, _Join] = {"reshape": _reshape, "transpose": _transpose, "slice": _cut, "concat": _concat}
-
-
-def _sum(sizes: Any) -> Dim:
-    total: Dim = 0
-    for size in sizes:
-        total = total + size
-    return total

@@ -195,7 +195,7 @@ bool holds(const Artifact &a, const ProgramEntry &p, const GuardEntry &rule, con
     symbols_text(a, p, rule, where, sizeof where);
     snprintf(message, sizeof message, "expected %.100s %s %.100s, %s (%s)", a.text(left.text), sign, a.text(right.text), got,
              where);
-    *failure = Failure(AOT_ERROR_GUARD, "sizes of the inputs", "Give inputs of other sizes: PyTorch found this rule when it exported the program.", "%s", message);
+    *failure = Failure(AOT_ERROR_GUARD, "sizes of the inputs", "PyTorch found this rule when it exported the program: give inputs of such sizes, or export it again for these.", "%s", message);
     return false;
 }
 

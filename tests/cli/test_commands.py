@@ -184,7 +184,7 @@ def test_run_errors(artifact: Path, runtime: SimpleNamespace, tmp_path: Path) ->
         (("--input", "x=[1]", tmp_path / "x.npy"), 2, "the file holds one array, and 0 inputs are not given"),
         (("--inputs", tmp_path / "x.npz", "--seed", 1), 2, "the inputs are given; --seed and --dim say"),
         (("--inputs", tmp_path / "x.npz", tmp_path / "x.npz"), 2, "run takes one file"),
-        (("--dim", "M=3"), 2, "no symbolic dimension 'M'"),
+        (("--dim", "M=3"), 2, "no dimension 'M'"),
         (("--dim", "N=1..3"), 2, "one extent is wanted"),
         (("--dim", "N"), 2, "cannot read --dim"),
         (("--threads", "0"), 2, "0 is not in the range"),

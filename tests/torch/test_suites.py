@@ -132,7 +132,7 @@ def test_a_fault_is_found_in_its_batch(tmp_path: Path) -> None:
     build = suites.compile_graph
 
     def faulty(graph: Any, target: str, cache: Path) -> bytes:
-        if any(value.name.startswith("5.") for value in graph.outputs):
+        if any(value.name.startswith("output_5.") for value in graph.outputs):
             raise RuntimeError("a defect")
         return build(graph, target, cache)
 
