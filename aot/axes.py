@@ -51,7 +51,8 @@ def by_symbol(asked: Iterable[tuple[str, int]], symbols: Sequence[str], shapes: 
     for name, extent in asked:
         if name not in symbols and not names_axis(name, shapes):
             raise OptionError(
-                f"the model has no dimension {name!r}", hint=f"The model has: {described(symbols, shapes)}, or INPUT.AXIS."
+                f"the model has no dimension {name!r}",
+                hint=f"It has {described(symbols, shapes)}; INPUT.AXIS names any size.",
             )
         pair = (name, extent) if name in symbols else symbol_value(name, extent, shapes)
         if pair is not None and found.setdefault(*pair) != pair[1]:
