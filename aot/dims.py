@@ -128,11 +128,32 @@ def terms_of(dim: Dim) -> tuple[tuple[tuple[Monomial, int], ...], int]:
 def _make(terms: Mapping[Monomial, int], constant: int) -> Dim:
     if any(_is_quotient(atom) for monomial in terms for atom in monomial):
         terms = _without_quotients(_in_quotients(terms.items()))
+    for monomial in terms:
+        if terms[monomial] and len(monomial) == 1 and isinstance(monomial[0], Call) and monomial[0].function == "mod":
+            shorter = _without_remainder(terms, constant, monomial[0])
+            if shorter is not None:
+                return shorter
     kept = [(monomial, coefficient) for monomial, coefficient in terms.items() if coefficient]
     if not kept:
         return constant
     kept.sort(key=lambda term: _monomial_key(term[0]))
     return DimExpr(tuple(kept), constant)
+
+
+def _without_remainder(terms: Mapping[Monomial, int], constant: int, remainder: Call) -> Dim | None:
+    """The sum with a % d as a - d * (a // d), where that has fewer terms: n + (-n) % 4 is 4 * ((n + 3) // 4)."""
+    dividend, divisor = remainder.args
+    coefficient = terms[(remainder,)]
+    rest = DimExpr(tuple((m, c) for m, c in terms.items() if c and m != (remainder,)), constant)
+    whole = divisor * floordiv(dividend, divisor)
+    found = _sum([(rest, 1), (dividend, coefficient), (whole, -coefficient)])
+    return found if _weight(found) < _weight(DimExpr(tuple(terms.items()), constant)) else None
+
+
+def _weight(dim: Dim) -> tuple[int, int]:
+    """What the shorter of two forms of one sum has less of: calls, then terms."""
+    terms = [monomial for monomial, coefficient in terms_of(dim)[0] if coefficient]
+    return sum(isinstance(atom, Call) for monomial in terms for atom in monomial), len(terms)
 
 
 def _is_quotient(atom: Atom) -> bool:
@@ -279,6 +300,8 @@ def floordiv(dividend: Dim, divisor: Dim) -> Dim:
         if inner is not None and isinstance(inner.args[1], int):  # (x // m + c) // n is (x + c * m) // (m * n)
             step = inner.args[1]
             return whole_dim + floordiv(inner.args[0] + constant * step, step * divisor)
+        if isinstance(rest, DimExpr) and rest.terms[0][1] < 0:  # rounded down is minus what is rounded up
+            return whole_dim - floordiv(divisor - 1 - rest, divisor)
         return whole_dim + _atom(Call("floordiv", (rest, divisor)))
     return _atom(Call("floordiv", (dividend, divisor)))
 
@@ -310,15 +333,31 @@ def mod(dividend: Dim, divisor: Dim) -> Dim:
     if common != 1:
         return common * mod(dividend, divisor)
     if isinstance(divisor, int) and isinstance(dividend, DimExpr):
-        terms = _in_quotients(dividend.terms)
-        rest = _make({m: c for m, c in terms.items() if c % divisor}, dividend.constant % divisor)
-        if isinstance(rest, int):
-            return rest % divisor
+        terms = _in_quotients(_without_inner_remainders(dividend, divisor).items())
+        # Of the coefficients that leave the same remainder, the one nearest to 0.
+        near = {m: (c + (divisor - 1) // 2) % divisor - (divisor - 1) // 2 for m, c in terms.items()}
+        rest = _make(near, dividend.constant % divisor)
+        if rest != dividend:
+            return mod(rest, divisor)
         lo, hi = bounds(rest)
         if lo >= 0 and hi < divisor:
             return rest
         return _atom(Call("mod", (rest, divisor)))
     return _atom(Call("mod", (dividend, divisor)))
+
+
+def _without_inner_remainders(dividend: DimExpr, divisor: int) -> dict[Monomial, int]:
+    """The terms of a dividend in which x % m, for m a multiple of the divisor, is x."""
+    terms: dict[Monomial, int] = {}
+    for monomial, coefficient in dividend.terms:
+        inner = monomial[0] if len(monomial) == 1 else None
+        parts: tuple[tuple[Monomial, int], ...] = ((monomial, 1),)
+        if isinstance(inner, Call) and inner.function == "mod" and exact_div(inner.args[1], divisor) is not None:
+            found, constant = terms_of(inner.args[0])
+            parts = found if constant % divisor == 0 else parts
+        for part, factor in parts:
+            terms[part] = terms.get(part, 0) + coefficient * factor
+    return terms
 
 
 def ceildiv(dividend: Dim, divisor: Dim) -> Dim:
@@ -389,8 +428,47 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 def bounds(dim: Dim) -> tuple[float, float]:
     """An interval that holds every value the dimension can take; ends may be infinite."""
+    return (dim, dim) if isinstance(dim, int) else _bounds(dim)
+
+
+@lru_cache(maxsize=1 << 16)
+def _bounds(dim: DimExpr) -> tuple[float, float]:
+    lo, hi = _interval(dim)
+    if any(isinstance(monomial[0], Call) for monomial, _ in dim.terms) and len(dim.terms) > 1:
+        lo, hi = max(lo, _relaxed(dim, _MOST_RELAXED)), min(hi, -_relaxed(-dim, _MOST_RELAXED))
+    return lo, hi
+
+
+_MOST_RELAXED = 3
+"""Calls that one bound replaces by what they are at least or at most."""
+
+
+def _relaxed(dim: Dim, depth: int) -> float:
+    """A lower bound of a sum, from bounds of its calls by their own arguments: n - n // 2 is at least n - n / 2."""
     if isinstance(dim, int):
-        return dim, dim
+        return dim
+    lowest = _interval(dim)[0]
+    for monomial, coefficient in dim.terms if depth and len(dim.terms) > 1 else ():
+        call = monomial[0]
+        if len(monomial) > 1 or not isinstance(call, Call):
+            continue
+        rest = dim - _atom(call) * coefficient
+        if set(symbols_of(rest)).isdisjoint(symbols_of(_atom(call))):
+            continue
+        if call.function == ("max" if coefficient > 0 else "min"):
+            lowest = max(lowest, *(_relaxed(rest + argument * coefficient, depth - 1) for argument in call.args))
+        dividend, divisor = call.args[0], call.args[-1]
+        if call.function == "floordiv" and isinstance(divisor, int):
+            least = dividend - (divisor - 1) if coefficient > 0 else dividend
+            found = _relaxed(rest * divisor + least * coefficient, depth - 1)
+            lowest = max(lowest, found if math.isinf(found) else -(-found // divisor))
+        if call.function == "mod" and coefficient < 0 and bounds(dividend)[0] >= 0:
+            lowest = max(lowest, _relaxed(rest + dividend * coefficient, depth - 1))
+    return lowest
+
+
+def _interval(dim: DimExpr) -> tuple[float, float]:
+    """Bounds by those of each term alone."""
     lo: float = dim.constant
     hi: float = dim.constant
     for monomial, coefficient in dim.terms:

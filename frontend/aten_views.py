@@ -8,6 +8,7 @@ from aot import dims as dimension
 from aot import dtypes
 from aot.dims import Dim, DimExpr
 from aot.frontend import data_sizes, shaping
+from aot.frontend.torch_extents import regrouped
 from aot.frontend.torch_registry import Context, Result, aten_op
 from aot.ir import Node, Value
 from aot.ops import same_extent
@@ -23,15 +24,16 @@ _I64 = dtypes.I64
 def reshaped(c: Context, x: Value, wanted: Sequence[Dim]) -> Value:
     """torch's view: one extent may be -1; that the elements are as many is torch's own guard."""
     shape = list(wanted)
-    for axis, extent in enumerate(shape):
-        if isinstance(extent, int) and extent == -1:
-            shape[axis] = 1
-            shape[axis] = shaping.missing_extent(x, shape)
-            break
+    if -1 in shape:
+        axis = shape.index(-1)
+        total, rest = x.type.elements, dimension.product((*shape[:axis], *shape[axis + 1 :]))
+        shape[axis] = 0 if rest == 0 else dimension.floordiv(total, rest)
     if any(map(data_sizes.is_unbacked, (x.type.elements, *shape))):
         return data_sizes.with_shape(c.builder, x, shape)
-    same_extent(x.type.elements, dimension.product(shape), "the elements of a view and of what it views")
-    return c.reshape(x, shape)
+    if x.type.elements == dimension.product(shape):
+        return c.reshape(x, shape)
+    c.agree(x.type.elements, dimension.product(shape))
+    return regrouped(c.builder, x, shape)
 
 
 @aten_op("view", "view_copy", "reshape", "_unsafe_view", "_reshape_copy", "_reshape_alias")

@@ -7,6 +7,7 @@ guards of the artifact, so a run that breaks one is refused with the user's name
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ DimOption = int | str | tuple[int, int | None] | Symbol | DimExpr
 _UNNAMED = frozenset({"", "?", "-1", "None", "none", "unk", "unknown"})
 _EXPRESSION = re.compile(r"[+*/()%,]|\s-\s|-\d+$")
 _LARGEST_BOUND = 1 << 40
+_SHOWN = 2048  # combinations of sizes that show whether a condition is stronger than need be
 # Divisors to try for a symbol, smallest first: what strided layers ask for.
 _DIVISORS = tuple(sorted({2**i * odd for i in range(8) for odd in (1, 3, 5, 7)} - {1}))
 
@@ -188,8 +190,26 @@ class Bindings:
                 hint=f"It has {', '.join(known) or 'none'}; INPUT.AXIS names any size.",
             )
 
-    def resolve(self, left: Dim, right: Dim, where: str) -> bool:
-        """Finds a condition that makes the two equal, and keeps it. False where there is none."""
+    def resolve(self, left: Dim, right: Dim, where: str, example: Mapping[str, int] | None = None) -> bool:
+        """Finds a condition that makes the two equal, and keeps it. False where there is none.
+
+        One that refuses no sizes at which they are equal is taken before the others. `example`: sizes, by symbol, that
+        the model is known to take; a condition that refuses them is none.
+        """
+        found = list(self._trials(left, right))
+        found = [trial for trial in found if example is None or _admits(trial, example)]
+        trial = next((trial for trial in found if _is_weakest(left, right, trial)), found[0] if found else None)
+        if trial is None:
+            return False
+        self._keep(trial, where)
+        return True
+
+    def has_weakest(self, left: Dim, right: Dim) -> bool:
+        """Whether `resolve` finds a condition that refuses no sizes at which the two are equal."""
+        return any(_is_weakest(left, right, trial) for trial in self._trials(left, right))
+
+    def _trials(self, left: Dim, right: Dim) -> Iterator[Mapping[str, Dim]]:
+        """The conditions that make the two equal, best first."""
         trials = [*_conditions(left, right, self._made), *_equal_factors(left - right, self._axis)]
         for whole, part in ((left, right), (right, left)):  # a count that is a multiple of the other: by what is 1
             factor = dimension.exact_div(whole, part) if part != 0 else None
@@ -199,11 +219,8 @@ class Bindings:
             def put(found: Symbol, trial: Mapping[str, Dim] = trial) -> Dim:
                 return trial.get(found.name, found.dim)
 
-            if dimension.substitute(left, put) != dimension.substitute(right, put):
-                continue
-            self._keep(trial, where)
-            return True
-        return False
+            if dimension.substitute(left, put) == dimension.substitute(right, put):
+                yield trial
 
     def _keep(self, trial: Mapping[str, Dim], where: str) -> None:
         """Puts dims in the place of symbols, from the next import on."""
@@ -256,6 +273,13 @@ class Bindings:
             for (words, nodes), names in found.items()
         ]
 
+    def places(self, *dims: Dim) -> str:
+        """Where the symbols of dimensions stand in the inputs, to be put behind a message; "" for none."""
+        names = dict.fromkeys(symbol.name for dim in dims for symbol in dimension.symbols_of(dim))
+        texts = (self.display.get(name, name) for name in names)
+        found = [f"{text} is {self._place[text]}" for text in texts if self._place.get(text, text) != text]
+        return f" ({', '.join(found)})" if found else ""
+
     def user_text(self, text: str) -> str:
         """A message with the symbols' plain names replaced by the model's own text."""
 
@@ -289,6 +313,43 @@ def _condition(declared: Symbol, dim: Dim) -> str:
     elif below is not None:
         words.append(f"be at most {below}")
     return " and ".join(words)
+
+
+def _admits(trial: Mapping[str, Dim], sizes: Mapping[str, int]) -> bool:
+    """Whether sizes of symbols meet a condition; symbols without a size meet any."""
+    for name, dim in trial.items():
+        if name not in sizes or any(symbol.name not in sizes for symbol in dimension.symbols_of(dim)):
+            continue
+        size, only = sizes[name], dimension.plain_symbol(dim)
+        if dimension.evaluate(dim, sizes) != size:
+            return False
+        if only is not None and (size < only.lo or size % only.divisor or (only.hi is not None and size > only.hi)):
+            return False
+    return True
+
+
+def _is_weakest(left: Dim, right: Dim, trial: Mapping[str, Dim]) -> bool:
+    """Whether a condition refuses no sizes at which the two are equal, as far as small sizes show."""
+    symbols = list(dict.fromkeys((*dimension.symbols_of(left), *dimension.symbols_of(right))))
+    shown = max(3, round(_SHOWN ** (1 / len(symbols))))
+    choices = []
+    for symbol in symbols:
+        least = -(-max(symbol.lo, 1) // symbol.divisor) * symbol.divisor
+        steps = range(least, least + shown * symbol.divisor, symbol.divisor)
+        choices.append([size for size in steps if symbol.hi is None or size <= symbol.hi])
+    for point in itertools.product(*choices):
+        sizes = {symbol.name: size for symbol, size in zip(symbols, point, strict=True)}
+        if not _admits(trial, sizes) and _are_equal(left, right, sizes):
+            return False
+    return True
+
+
+def _are_equal(left: Dim, right: Dim, sizes: Mapping[str, int]) -> bool:
+    """Whether two dimensions are equal for these sizes; one that divides by 0 equals nothing."""
+    try:
+        return dimension.evaluate(left, sizes) == dimension.evaluate(right, sizes)
+    except ZeroDivisionError:
+        return False
 
 
 def _conditions(left: Dim, right: Dim, made: Mapping[str, int]) -> Iterator[dict[str, Dim]]:

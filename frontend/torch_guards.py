@@ -35,6 +35,10 @@ LARGEST_ASSUMED = 64  # sizes that a relation of PyTorch's assumption may refuse
 LONGEST_GUARD = 20_000  # characters; a parsed expression of more would be no size
 
 
+_ASSUMED: Mapping[str, tuple[int, ...]] = {"!=": (0, 1), ">=": (2,), ">": (1,)}
+"""By sign, the numbers on the right that say of an extent on the left that it is not 0, or not 1."""
+
+
 class _Unreadable(Exception):
     """A guard of a form that is not followed."""
 
@@ -62,7 +66,7 @@ def relations_of(
             continue
         for relation in relations:
             known = relation.known()
-            if known is None and _may_be_assumed(relation):
+            if known is None and relation.sign != "==":
                 assumed = _extents(program, sizes) if assumed is None else assumed
                 known = _is_assumed(relation, assumed) or None
             if known is False:
@@ -75,21 +79,16 @@ def relations_of(
     return tuple(found), notes
 
 
-def _may_be_assumed(relation: Relation) -> bool:
-    """Whether it is of a form that PyTorch's assumption, no size is 0 or 1, may take."""
-    return relation.sign in ("!=", ">=", ">") and isinstance(relation.right, int)
-
-
 def _is_assumed(relation: Relation, extents: set[Dim]) -> bool:
     """Whether a relation says that extents are not 0 or 1: of one, or wherever a symbol breaks it, of any."""
-    if relation.left in extents and relation.right in {"!=": (0, 1), ">=": (2,), ">": (1,)}[relation.sign]:
+    spare = relation.left - relation.right
+    if any(spare + number in extents for number in _ASSUMED[relation.sign]):
         return True
-    linear = dimension.linear_symbol(relation.left)
+    linear = dimension.linear_symbol(spare)
     if linear is None:
         return False
     symbol, scale, offset = linear
-    assert isinstance(relation.right, int)
-    size, rest = divmod(relation.right - offset, scale)
+    size, rest = divmod(-offset, scale)
     if relation.sign == "!=":
         breaking = range(size, size + (not rest))
     else:  # the sizes below the first that meets it
@@ -231,20 +230,24 @@ def _is_call_of(tree: ast.expr, name: str) -> bool:
     )
 
 
+_SIGNS: Mapping[type, str] = {ast.Eq: "==", ast.NotEq: "!=", ast.GtE: ">=", ast.Gt: ">"}
+
+
 def _relation(left: Dim, sign: ast.cmpop, right: Dim) -> Relation:
-    if isinstance(left, int) and not isinstance(right, int):  # a number stands on the right
-        turned = {ast.LtE: ast.GtE, ast.Lt: ast.Gt, ast.GtE: ast.LtE, ast.Gt: ast.Lt}
-        return _relation(right, turned.get(type(sign), type(sign))(), left)
-    if isinstance(sign, ast.Eq):
-        return Relation(left, "==", right)
-    if isinstance(sign, ast.NotEq):
-        return Relation(left, "!=", right)
-    if isinstance(sign, ast.GtE):
-        return Relation(left, ">=", right)
-    if isinstance(sign, ast.Gt):
-        return Relation(left, ">", right)
-    if isinstance(sign, ast.LtE):
-        return Relation(right, ">=", left)
-    if isinstance(sign, ast.Lt):
-        return Relation(right, ">", left)
-    raise _Unreadable(f"the comparison {type(sign).__name__}")
+    """The relation with each term on the side where it is positive, and a lone number on the right where that may be.
+
+    What is never less than a number and at most that is equal to it.
+    """
+    if isinstance(sign, ast.LtE | ast.Lt):
+        return _relation(right, ast.GtE() if isinstance(sign, ast.LtE) else ast.Gt(), left)
+    if type(sign) not in _SIGNS:
+        raise _Unreadable(f"the comparison {type(sign).__name__}")
+    text = _SIGNS[type(sign)]
+    terms, constant = dimension.terms_of(left - right)
+    sides = [DimExpr(tuple((m, abs(c)) for m, c in terms if (c > 0) == positive), 0) + 0 for positive in (True, False)]
+    more, less = sides[0] + max(constant, 0), sides[1] + max(-constant, 0)
+    if text == ">=" and isinstance(more, int) and dimension.bounds(less)[0] >= more:
+        text = "=="
+    if text in ("==", "!=") and isinstance(more, int):
+        more, less = less, more
+    return Relation(more, text, less)

@@ -40,6 +40,7 @@ from aot.frontend.imported import ImportInfo, Unsupported, report_of
 from aot.frontend.known import KnownBuilder
 from aot.frontend.torch_asserts import ASSERTIONS, add_assertion
 from aot.frontend.torch_complex import HINT, Complex, constant_parts, convert_complex, is_complex, part_dtype
+from aot.frontend.torch_extents import alike, in_shape
 from aot.frontend.torch_guards import relations_of
 from aot.frontend.torch_numbers import computed
 from aot.frontend.torch_program import read_program, tensor_bytes
@@ -89,7 +90,7 @@ class TorchImporter:
         self.relations: tuple[Relation, ...] = ()
         self.notes: list[str] = []
         self.hints: list[str] = []  # of what is rejected
-        self.where = ""
+        self.node: Any = None  # that is converted
 
     def unbacked(self, wish: str, lo: int, hi: int | None = None) -> Dim:
         """A size that data gives when the program runs."""
@@ -105,7 +106,7 @@ class TorchImporter:
         shared = own & mutated
         self.state_names = {spec.target: spec.arg.name for spec in signature.input_specs if spec.target in shared}
         held = {node: node.meta.get("val") for node in self.program.graph.nodes if node.op == "placeholder"}
-        self.sizes.bind((node.name, value.shape) for node, value in held.items() if hasattr(value, "shape"))
+        self.sizes.bind([(node.name, value.shape) for node, value in held.items() if hasattr(value, "shape")])
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node, specs[node.name], mutated, inputs)
@@ -281,7 +282,7 @@ class TorchImporter:
         for node in graph.nodes:
             if node.op == "placeholder":
                 continue
-            self.where = node.name
+            self.node = node
             if node.op == "get_attr":
                 self.entries[node] = getattr_path(module, node.target)
             elif node.op == "output":
@@ -320,7 +321,7 @@ class TorchImporter:
             return
         try:
             with self.builder.at(node.name):
-                made = self._convert(node, name, arguments, value, where)
+                made = self._agreeing(node, name, arguments, value, where)
             self.entries[node] = self._checked(node, made, value, where)
         except UnsupportedError as error:
             self._reject(name, error.message, where, error.hint)
@@ -344,13 +345,70 @@ class TorchImporter:
         if note:
             self.notes.append(note)
 
+    def agree(self, left: Dim, right: Dim) -> None:
+        """Takes two sizes that torch says are equal to be so, by a rule that is checked in every run.
+
+        Raises DimMismatch where a condition on symbols says the same (the import is repeated under it), and where the
+        two differ for the sizes that the program was exported with.
+        """
+        if left == right:
+            return
+        relation, example = Relation(left, "==", right), self.sizes.example
+        symbols = {symbol.name for size in (left, right) for symbol in dimension.symbols_of(size)}
+        differ = symbols <= example.keys() and dimension.evaluate(left - right, example) != 0
+        if differ or relation.known() is False or self.bindings.has_weakest(left, right):
+            raise DimMismatch(f"{left} and {right} differ", left, right)
+        if relation not in self.relations and not self._claimed(relation):
+            self.relations = (*self.relations, relation)
+            self.notes.append(f"the sizes of the inputs must meet {relation} (needed by {place(self.node)})")
+
+    def _agreeing(self, node: Any, name: str, arguments: Mapping[str, Any], value: Any, where: str) -> Any:
+        """Converts a node; where sizes of its operands do not fit together here, though torch says they do, with the
+        operands in torch's form, or in that of each other. Raises DimMismatch where that helps nothing.
+        """
+        for attempt in (self._forms_of_torch, self._forms_of_result, None):
+            try:
+                return self._convert(node, name, arguments, value, where)
+            except DimMismatch as error:
+                if attempt is None or self.bindings.has_weakest(error.left, error.right):
+                    raise
+                operands = [n for n in node.all_input_nodes if isinstance(self.entries[n], Value)]
+                for operand, shape in zip(operands, attempt(operands, value, error), strict=True):
+                    held = self.entries[operand]
+                    for left, right in zip(held.type.shape, shape, strict=True):
+                        self.agree(left, right)
+                    self.entries[operand] = in_shape(self.builder, held, shape)
+                arguments = self._arguments(node)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _forms_of_torch(self, operands: Sequence[Any], _: Any, __: DimMismatch) -> list[Sequence[Dim]]:
+        """The shapes of operands as torch gives them; as they are where it gives none."""
+        shapes: list[Sequence[Dim]] = []
+        for operand in operands:
+            own = self.entries[operand].type.shape
+            given = self._shape_of(operand.meta.get("val"))
+            shapes.append(given if given is not None and len(given) == len(own) else own)
+        return shapes
+
+    def _forms_of_result(self, operands: Sequence[Any], value: Any, error: DimMismatch) -> list[Sequence[Dim]]:
+        """The shapes of operands with the two sizes of a mismatch as one."""
+        shapes = [self.entries[operand].type.shape for operand in operands]
+        return list(alike(error, shapes, self._shape_of(value) or ()))
+
+    def _shape_of(self, fake: Any) -> tuple[Dim, ...] | None:
+        """The shape that torch gives a tensor; None for what is none, or has a size that is not followed."""
+        try:
+            return tuple(map(self.sizes.dim, fake.shape)) if hasattr(fake, "shape") else None
+        except UnsupportedError:
+            return None
+
     def _convert(self, node: Any, name: str, arguments: Mapping[str, Any], value: Any, where: str) -> Any:
         higher = HIGHER_ORDER.get(name)
         if higher is not None:
             return higher(self, node, arguments)
         converter = converter_of(name)
         used = frozenset(user.args[1] for user in node.users if op_name(user.target) == "getitem")
-        context = Context(name, where, self.builder, arguments, value, self.notes, used)
+        context = Context(name, where, self.builder, arguments, value, self.notes, used, self.agree)
         results = value if isinstance(value, list | tuple) else [value]
         if any(map(is_complex, (*flat(list(arguments.values())), *results))):
             return convert_complex(context)
@@ -543,8 +601,12 @@ def _attempt(program: Any, bindings: Bindings) -> tuple[TorchImporter, Graph | N
         try:
             return importer, importer.run()
         except DimMismatch as error:
-            if not bindings.resolve(error.left, error.right, importer.where):
-                raise ModelError(bindings.user_text(error.message), where=importer.where) from error
+            if not bindings.resolve(error.left, error.right, importer.node.name, importer.sizes.example):
+                raise ModelError(
+                    bindings.user_text(error.message) + bindings.places(error.left, error.right),
+                    where=location(importer.node),
+                    hint="Give the sizes values by --dim, or export the model for sizes that are equal there.",
+                ) from error
     raise ModelError(f"more than {LARGEST_ROUNDS} conditions on input sizes are needed")
 
 

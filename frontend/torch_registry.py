@@ -20,7 +20,7 @@ from aot.errors import ModelError, UnsupportedError
 from aot.frontend.known import KnownBuilder
 from aot.frontend.shaping import Constructions
 from aot.ir import Array, Value
-from aot.ops.opdef import normalize_axis
+from aot.ops.opdef import normalize_axis, same_extent
 
 Result = Value | Sequence[Any]
 Converter = Callable[["Context"], Result]
@@ -59,6 +59,11 @@ def converter_of(name: str) -> Converter | None:
     return CONVERTERS.get(name) or CONVERTERS.get(name.partition(".")[0])
 
 
+def same_size(left: Dim, right: Dim) -> None:
+    """Raises DimMismatch where two sizes are not known to be equal."""
+    same_extent(left, right, "sizes that must be equal")
+
+
 def dtype_of(torch_dtype: Any, where: str = "") -> DType:
     """The element type of a torch.dtype. Raises UnsupportedError for one that artifacts do not have."""
     name = str(torch_dtype).removeprefix("torch.")
@@ -74,7 +79,8 @@ class Context(Constructions):
     `op` is the overload, such as "add.Tensor". `arguments` are the node's, by schema name, defaults filled in:
     Values, sizes (ints and Dims), plain Python numbers, strings, None, torch.dtype objects, and lists of these.
     `results` are torch's own (fake) results: their dtype and rank are what the converter has to give. `used` holds
-    the numbers of those that are read; the others may be None.
+    the numbers of those that are read; the others may be None. `agree` takes two sizes that torch says are equal to
+    be so (see aot.frontend.torch_extents).
     """
 
     op: str
@@ -84,6 +90,7 @@ class Context(Constructions):
     results: Any
     notes: list[str] = field(default_factory=list)
     used: frozenset[int] = frozenset()
+    agree: Callable[[Dim, Dim], None] = same_size
 
     # Faults
 

@@ -41,8 +41,9 @@ class SizeReader:
         self.bindings = bindings
         self.ranges = {str(symbol): found for symbol, found in ranges.items()}
         self.symbols: dict[str, Dim] = {}
+        self.example: dict[str, int] = {}  # what symbols were when the program was exported, where that is known
 
-    def bind(self, shapes: Iterable[tuple[str, Sequence[Any]]]) -> None:
+    def bind(self, shapes: Sequence[tuple[str, Sequence[Any]]]) -> None:
         """Gives the symbols in the shapes of the inputs, by name, their dims.
 
         A symbol is what an extent is, of several that for which there is an option; one that is alone nowhere is
@@ -68,6 +69,10 @@ class SizeReader:
             self.symbols[text] = self.bindings.input_dim(name, axis, text, self._range(text))
         for name, axis, expression in others:
             self._solve(name, axis, expression)
+        for text, size in _hints(shapes).items():
+            symbol = dimension.plain_symbol(self.symbols.get(text, 0))
+            if symbol is not None:
+                self.example[symbol.name] = size
 
     def _solve(self, name: str, axis: int, expression: Any) -> None:
         """Gives the symbols of an input's extent that have none yet a dim. Raises UnsupportedError: see `bind`."""
@@ -233,6 +238,17 @@ class SizeReader:
         numerator, denominator = (self.of(argument) for argument in inside.args)
         up = kind in ("CeilToInt", "ceiling")
         return dimension.ceildiv(numerator, denominator) if up else dimension.floordiv(numerator, denominator)
+
+
+def _hints(shapes: Iterable[tuple[str, Sequence[Any]]]) -> dict[str, int]:
+    """The sizes that torch's symbols had in the example, of those that are an extent of an input."""
+    found: dict[str, int] = {}
+    for _, shape in shapes:
+        for extent in shape:
+            hint = None if isinstance(extent, int) else extent.node.hint
+            if isinstance(hint, int) and extent.node.expr.is_Symbol:
+                found[str(extent.node.expr)] = hint
+    return found
 
 
 def scaled(extent: Dim, factor: float) -> Dim:

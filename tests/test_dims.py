@@ -62,7 +62,21 @@ def test_equal_expressions_print_equal() -> None:
     assert d.maximum(n, 1) == n
     assert d.minimum(n, n + 3) == n
     assert h % 4 == 0
+    assert n + (-n) % 4 == n + (4 - n % 4) % 4 == 4 * ((n + 3) // 4)
+    assert n % 3 + 3 * (n // 3) == n
+    assert (-n) // 4 == -((n + 3) // 4)
+    assert (7 * n + n % 8) % 8 == 0
+    assert (5 * n) % 4 == n % 4
     assert d.bounds(n) == (1, math.inf)
+
+
+def test_bounds_know_what_calls_are_at_least_and_at_most() -> None:
+    n, m = N.dim, Symbol("M").dim
+    assert d.bounds(n - n // 2) == (1, math.inf)
+    assert d.bounds((n + 1) // 2 - n // 2) == (0, 1)
+    assert d.bounds(n - d.minimum(n, m)) == d.bounds(d.maximum(n, m) - m) == (0, math.inf)
+    assert d.bounds(n - n % m) == (0, math.inf)
+    assert d.minimum(n, d.minimum(n, m) + n // 2, n + n // 3) == d.minimum(n, n // 2 + d.minimum(n, m))
 
 
 @pytest.mark.parametrize("text", ["N +", "Q", "(N", "N $ 2", "min(N"])

@@ -190,7 +190,7 @@ bool holds(const Artifact &a, const ProgramEntry &p, const GuardEntry &rule, con
         default: break;
     }
     if (known && meets) return true;
-    char message[500], where[200], got[60] = "which overflows 64 bits";
+    char message[500], where[200], got[60] = "which have no value for these sizes";
     if (known) snprintf(got, sizeof got, "got %lld and %lld", static_cast<long long>(found), static_cast<long long>(other));
     symbols_text(a, p, rule, where, sizeof where);
     snprintf(message, sizeof message, "expected %.100s %s %.100s, %s (%s)", a.text(left.text), sign, a.text(right.text), got,
@@ -257,7 +257,7 @@ bool bind_symbols(const Model &model, const Variant &variant, const aot_tensor *
         const DimEntry &dim = a.dims[static_cast<size_t>(a.integer(port.shape.first + rule.axis))];
         const char *name = a.text(port.name);
         char message[400];
-        const char *hint = "Reshape or pad the input, or build the artifact for this size.";
+        const char *hint = "Reshape or pad the input, or build the artifact for this size from a model that takes it.";
         if (rule.kind == guard_kind::BIND) {
             if (in_range(rule, extent)) {
                 symbols[rule.symbol] = extent;

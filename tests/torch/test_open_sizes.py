@@ -23,6 +23,7 @@ from aot.frontend import load
 from aot.frontend.torch_sizes import scaled
 
 AUTO = Dim.AUTO
+BOTH = {0: AUTO, 1: AUTO}
 IMAGE = {2: AUTO, 3: AUTO}
 Shapes = Sequence[tuple[int, ...]]
 
@@ -70,10 +71,67 @@ CASES: dict[str, tuple[Callable[..., Any], Shapes, tuple[dict[int, Any], ...], S
         [[(5, 3)]],
     ),
     "elevenths": (
-        lambda x: x.reshape(x.shape[0] // 11, 11, -1) * 2, [(22, 3)], ({0: AUTO, 1: AUTO},), [[(33, 3)]], [[(12, 3)]]
+        lambda x: x.reshape(x.shape[0] // 11, 11, -1) * 2, [(22, 3)], (BOTH,), [[(33, 3)], [(12, 11)]],
+        [[(12, 3)], [(5, 3)]],
     ),
     "pixel_unshuffle": (
         lambda x: F.pixel_unshuffle(x, 2), [(1, 3, 8, 12)], (IMAGE,), [[(1, 3, 4, 6)]], [[(1, 3, 5, 6)]]
+    ),
+    "padded to fours": (
+        lambda x: F.pad(x, (0, (-x.shape[1]) % 4)).view(x.shape[0], -1, 4).mean(2), [(3, 10)], (BOTH,),
+        [[(5, 12)], [(5, 13)], [(5, 7)]], [],
+    ),
+    "padded to fours, as in Swin": (
+        lambda x: F.pad(x, (0, 0, 0, (4 - x.shape[1] % 4) % 4)).unflatten(1, (-1, 4)), [(3, 10, 8)], (BOTH,),
+        [[(5, 13, 8)], [(5, 4, 8)]], [],
+    ),
+    "padded to a count of fours": (
+        lambda x: F.pad(x, (0, (-x.shape[1]) % 4)).view(x.shape[0], (x.shape[1] + 3) // 4, 4).mean(2), [(3, 10)],
+        (BOTH,), [[(5, 12)], [(5, 13)]], [],
+    ),
+    "halves of a strided convolution": (
+        lambda x: F.conv1d(x[:, None], torch.ones(1, 1, 3), stride=2, padding=1).view(x.shape[0], 2, -1), [(3, 16)],
+        (BOTH,), [[(5, 12)], [(5, 7)], [(5, 15)]], [[(5, 13)], [(5, 10)]],
+    ),
+    "unequal halves": (
+        lambda x: x[:, x.shape[1] // 2 :] + x[:, : x.shape[1] - x.shape[1] // 2], [(3, 18)], (BOTH,),
+        [[(5, 12)], [(5, 13)]], [],
+    ),
+    "halves of what is joined": (
+        lambda x, y: torch.cat([x, y], 1).view(x.shape[0], 2, -1).sum(1), [(4, 12), (4, 6)], (BOTH, {1: AUTO}),
+        [[(4, 3), (4, 5)]], [[(4, 3), (4, 4)]],
+    ),
+    "pairs of what is joined": (
+        lambda x, y: torch.cat([x, y]).view(-1, 2), [(12,), (6,)], ({0: AUTO}, {0: AUTO}), [[(3,), (5,)]],
+        [[(3,), (4,)]],
+    ),
+    "thirds behind a token": (
+        lambda x: torch.cat([x.new_zeros(x.shape[0], 1), x], 1).view(x.shape[0], 3, -1), [(3, 8)], (BOTH,), [[(5, 5)]],
+        [[(5, 6)]],
+    ),
+    "every second of what is joined": (
+        lambda x, y: (lambda both: both[::2] + both[1::2])(torch.cat([x, y])), [(12,), (6,)], ({0: AUTO}, {0: AUTO}),
+        [[(3,), (5,)]], [[(3,), (4,)]],
+    ),
+    "rows of another": (
+        lambda x, y: x.reshape(y.shape[0], -1) * y[:, None], [(4, 6), (3,)], (BOTH, {0: AUTO}),
+        [[(2, 8), (4,)], [(3, 5), (5,)]], [[(3, 5), (4,)]],
+    ),
+    "columns of another": (
+        lambda x, y: x.view(-1, y.shape[1]) + y[:1], [(24,), (5, 6)], ({0: AUTO}, BOTH), [[(12,), (3, 4)]],
+        [[(12,), (3, 5)]],
+    ),
+    "part of a product": (
+        lambda x, y: (x[:, None] * y).view(-1)[: x.shape[0]] + x, [(8,), (6,)], ({0: AUTO}, {0: AUTO}),
+        [[(3,), (2,)], [(9,), (3,)]], [],
+    ),
+    "the shorter of two": (
+        lambda x, y: (lambda n: x[:, :n] + y[:, :n])(min(x.shape[1], y.shape[1])), [(3, 8), (3, 6)],
+        ({1: AUTO}, {1: AUTO}), [[(3, 9), (3, 7)]], [],
+    ),
+    "repeated to another's size": (
+        lambda x, y: x.repeat(1, (y.shape[1] + x.shape[1] - 1) // x.shape[1])[:, : y.shape[1]] + y, [(3, 4), (3, 10)],
+        ({1: AUTO}, {1: AUTO}), [[(3, 3), (3, 7)]], [],
     ),
     "unflatten": (lambda x: x.unflatten(0, (-1, 3)).sum(1), [(6, 3)], ({0: AUTO},), [[(3, 3)], [(9, 3)]], [[(5, 3)]]),
     "sliding": (
@@ -135,6 +193,31 @@ def test_agrees_with_eager_and_refuses_other_sizes(name: str, tmp_path: Path) ->
         for shapes in refused:
             with pytest.raises(GuardError, match=r"dimension [02]|sizes of the inputs"):
                 model.run({name: np.zeros(shape, "f4") for name, shape in zip(names, shapes, strict=True)})
+
+
+@pytest.mark.parametrize("asserts", [True, False])
+def test_a_part_whose_length_data_gives(asserts: bool, tmp_path: Path) -> None:
+    class Trimmed(torch.nn.Module):
+        def forward(self, x: Any, lengths: Any) -> Any:
+            longest = lengths.max().item()
+            torch._check(longest >= 1)
+            if asserts:
+                torch._check(longest <= x.shape[1])
+            return x[:, :longest] * (torch.arange(longest)[None] < lengths[:, None])[..., None]
+
+    axes = ({0: AUTO, 1: AUTO}, {0: AUTO})
+    given = (torch.randn(2, 6, 4), torch.tensor([3, 5]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.export.export(Trimmed(), given, dynamic_shapes=axes)
+    with aot.compile(program, "cpu:x86-64-v3", cache_dir=str(tmp_path)).load(threads=1) as model:
+        names = [info.name for info in model.inputs]
+        for rows, lengths in ((6, [3, 5]), (6, [6, 1]), (9, [2, 7])):
+            arrays = (torch.randn(2, rows, 4), torch.tensor(lengths))
+            (found,) = model.run(dict(zip(names, arrays, strict=True))).values()
+            np.testing.assert_allclose(found, Trimmed()(*arrays).numpy(), rtol=1e-6)
+        with pytest.raises(GuardError):
+            model.run(dict(zip(names, (torch.randn(2, 4, 4), torch.tensor([5, 1])), strict=True)))
 
 
 def test_a_derived_size_is_named_as_it_was_exported(tmp_path: Path) -> None:
