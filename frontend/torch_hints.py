@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from aot.errors import UnsupportedError
@@ -149,36 +150,38 @@ def _uses_batch(argument: Callable[[str], Any]) -> bool:
     return bool(argument("training") or argument("use_input_stats")) and argument("running_mean") is not None
 
 
-_DROPPED = ("at random", _drops, "and call functional.dropout with training=self.training")
-_BATCH = ("with the statistics of each batch, not the running ones", _uses_batch, "")
-_NOISE = ("at random", lambda argument: bool(argument("training")), "")
-_TRAINING: Mapping[str, tuple[str, Callable[[Callable[[str], Any]], bool], str]] = {
+def _is_noisy(argument: Callable[[str], Any]) -> bool:
+    return bool(argument("training"))
+
+
+_AT_RANDOM, _OF_BATCH = "at random", "with the statistics of each batch, not the running ones"
+_TRAINING: Mapping[str, tuple[str, str, Callable[[Callable[[str], Any]], bool]]] = {  # what it is, how it works, when
+    **{name: (name, _AT_RANDOM, _drops) for name in ("alpha_dropout", "feature_alpha_dropout", "feature_dropout")},
+    **dict.fromkeys(("dropout", "native_dropout"), ("dropout", _AT_RANDOM, _drops)),
+    **dict.fromkeys(("rrelu", "rrelu_with_noise", "rrelu_with_noise_functional"), ("rrelu", _AT_RANDOM, _is_noisy)),
     **dict.fromkeys(
-        ("alpha_dropout", "dropout", "feature_alpha_dropout", "feature_dropout", "native_dropout"), _DROPPED
+        ("batch_norm", "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"),
+        ("batch_norm", _OF_BATCH, _uses_batch),
     ),
-    **dict.fromkeys(
-        ("batch_norm", "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional"), _BATCH
-    ),
-    "instance_norm": _BATCH,
-    **dict.fromkeys(("rrelu", "rrelu_with_noise", "rrelu_with_noise_functional"), _NOISE),
+    "instance_norm": ("instance_norm", _OF_BATCH, _uses_batch),
 }
 
 
 def training_notes(program: Any) -> list[str]:
     """A note on each kind of operator that works as in training, in a program as it was exported."""
-    found: dict[str, list[str]] = {}
+    found: dict[tuple[str, str], list[str]] = {}
     for module in program.graph_module.modules():
         for node in getattr(getattr(module, "graph", None), "nodes", ()):
             schema = getattr(node.target, "_schema", None)
-            name = schema.name.partition("::")[2].removesuffix("_") if schema is not None else ""
-            if name in _TRAINING and _TRAINING[name][1](lambda name, node=node: _argument(node, name)):  # type: ignore[misc]
-                found.setdefault(name, []).append(location(node))
+            entry = _TRAINING.get(schema.name.partition("::")[2].removesuffix("_")) if schema is not None else None
+            if entry is not None and entry[2](partial(_argument, node)):
+                found.setdefault(entry[:2], []).append(location(node))
     notes = []
-    for name, nodes in found.items():
-        how, _, more = _TRAINING[name]
+    for (name, how), nodes in found.items():
         others = f" and {len(nodes) - _EXAMPLES} more" if len(nodes) > _EXAMPLES else ""
-        what = f"{name} works as in training, {how}: {', '.join(nodes[:_EXAMPLES])}{others}"
-        notes.append(f"{what}; export the module after module.eval()" + (f", {more}" if more else ""))
+        functional = ", and call functional.dropout with training=self.training" if "dropout" in name else ""
+        where = f"{', '.join(nodes[:_EXAMPLES])}{others}"
+        notes.append(f"{name} works as in training, {how}: {where}; export the module after module.eval(){functional}")
     return notes
 
 
