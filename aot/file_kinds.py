@@ -3,8 +3,8 @@
 Nothing in a file is run, and pickles are looked at without being loaded. Like aot.errors it imports nothing of the
 compiler: the serving runtime shares it.
 
-Invariant: a name of a file says nothing here; what a folder is say the names in it. A kind is a guess for messages and for the choice of a reader; whether
-the file is sound is for its reader to say.
+Invariant: a name of a file says nothing here; what a folder is say the names in it. A kind is a guess for messages and
+for the choice of a reader; whether the file is sound is for its reader to say.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _folder(path: str) -> FileKind:
         )  # fmt: skip
     if {"config.json", "adapter_config.json"} & names:
         return FileKind(
-            "folder hugging face", "a folder with the configuration and the weights of a Hugging Face model, no program",
+            "folder hugging face", "a folder, the configuration and the weights of a Hugging Face model",
             f"Load it, AutoModel.from_pretrained({path!r}).eval(), and export it: {_EXPORT}; or write ONNX: "
             f"optimum-cli export onnx --model {path} OUT.",
         )  # fmt: skip

@@ -105,9 +105,7 @@ def command(
     report(documents, reference.name if reference is not None else "", threads)
 
 
-def open_reference(
-    path: Path, threads: int, artifact: Artifact, *, trust_pickle: bool
-) -> Reference | TorchReference:
+def open_reference(path: Path, threads: int, artifact: Artifact, *, trust_pickle: bool) -> Reference | TorchReference:
     """The model in ONNX Runtime, or a torch.export program in PyTorch."""
     kind = check_model(path)
     if kind is not None and kind.name == PROGRAM:

@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from aot.cli.common import (
-    check_file,
     ERROR,
     bytes_text,
+    check_file,
     check_writable,
     common_options,
     note,

@@ -258,7 +258,7 @@ def compare_outputs(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> list[Comparison]:
-    """Every output within its tolerance; what --io-dtype made 16 bits wide is compared with the float32 it stands for."""
+    """Every output within its tolerance; what --io-dtype made 16 bits wide counts as the float32 it stands for."""
     made = []
     for name, wanted in expected.items():
         got = found.get(name)

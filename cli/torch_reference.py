@@ -105,7 +105,7 @@ class TorchReference:
         def run_once() -> list[Any]:
             try:
                 with torch.no_grad():
-                    return pytree.tree_leaves(self._module(*args, **kwargs))
+                    return list(pytree.tree_leaves(self._module(*args, **kwargs)))
             except Exception as error:  # whatever PyTorch raises
                 reason = f"PyTorch cannot run the program on these inputs: {next(iter(str(error).splitlines()), '')}"
                 hint = "If they are random, give those that must fit with --input, sizes with --dim, and add --random."

@@ -14,7 +14,8 @@ AFTER_EVAL = "Export the module after module.eval()."
 CHECK = "`aotc build --check` lists this without building."
 _WAYS_OUT = (
     "Write it with other operators of PyTorch (docs/torch.md lists them), do it outside of the model, or give "
-    "program.run_decompositions a decomposition of it before the build: docs/torch.md, Operators that are not supported."
+    "program.run_decompositions a decomposition of it before the build: docs/torch.md, Operators that are not "
+    "supported."
 )
 _QUANTIZED = re.compile(
     r"quantize|fake_quant|qparams|^(quantized|quantized_decomposed|torchao|fbgemm)::|"

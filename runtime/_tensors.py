@@ -130,7 +130,7 @@ def of_number(name: str, value: Any, dtype: str, shape: tuple[int | str, ...]) -
         fits = abs(value) < 1 << 1000 or type(value) is float
     if fits:
         with numpy.errstate(over="ignore"):
-            made = numpy.full(shape, value, numpy_dtype(dtype))
+            made: Any = numpy.full(1, value, numpy_dtype(dtype)).reshape(shape)
         fits = bool(numpy.isfinite(made).all()) or not isfinite(value)
     if not fits:
         raise GuardError(
@@ -308,7 +308,9 @@ def conversion(wanted: str, found: str) -> str:
         return ""
     numpy_name = DTYPES[wanted][0]
     dtype = f"'{numpy_name}'" if wanted in _OF_NUMPY else f"ml_dtypes.{numpy_name}"
-    bits = f", or array.view({dtype}) where these are its bits" if wanted in ("f16", "bf16") and found[1:] == "16" else ""
+    bits = (
+        f", or array.view({dtype}) where these are its bits" if wanted in ("f16", "bf16") and found[1:] == "16" else ""
+    )
     return f"In numpy: array.astype({dtype}){bits if found[0] in 'iu' else ''}."
 
 

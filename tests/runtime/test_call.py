@@ -100,7 +100,7 @@ def test_an_array_that_changes_between_calls(model: Model) -> None:
         ({"x": np.zeros((2, 5), "m8[s]")}, r"no element type[^$]*astype\('int64'\)"),
         ({"x": np.zeros((2, 5), np.longdouble)}, "no element type[^$]*to the input's type"),
         ({"x": np.zeros((2, 5), np.float16)}, r"expected element type f32, got f16[^$]*array\.astype\('float32'\)"),
-        ({"x": np.ma.masked_array(np.zeros((2, 5), np.float32), np.eye(2, 5))}, "masked[^$]*filled"),
+        ({"x": np.ma.masked_array(np.zeros((2, 5), np.float32), np.eye(2, 5, dtype=bool))}, "masked[^$]*filled"),
         ({"x": np.zeros(5, np.float32)}, r"expected 2 dimensions \[batch, 5\], got 1"),
         ({"x": np.zeros((2, 10), np.float32)[:, ::2]}, "stride"),
         ({"x": np.zeros((5, 2), np.float32).T}, "stride"),

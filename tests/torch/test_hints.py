@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-torch: Any = pytest.importorskip("torch")
-
+pytest.importorskip("torch")
+import torch
 from torch import nn
 from torch._higher_order_ops.map import map as map_rows
 from torch._higher_order_ops.scan import scan
@@ -238,7 +238,9 @@ def test_functions_in_training() -> None:
     assert not any("as in training" in note for note in notes_of(exported(lambda x: functional.dropout(x, 0.0))))
 
 
-@pytest.mark.parametrize(("module", "words"), [(nn.Dropout(0.5), "dropout works"), (nn.BatchNorm1d(4), "batch_norm works")])
+@pytest.mark.parametrize(
+    ("module", "words"), [(nn.Dropout(0.5), "dropout works"), (nn.BatchNorm1d(4), "batch_norm works")]
+)
 def test_modules_in_training_that_were_decomposed(module: Any, words: str) -> None:
     (found,) = (note for note in notes_of(exported(module).run_decompositions()) if "as in training" in note)
     assert words in found
