@@ -216,7 +216,7 @@ def _no_element_type(name: str, numpy_dtype: Any) -> GuardError:
     if numpy_dtype.names:
         hint = f"Give one field, made contiguous: numpy.ascontiguousarray(array[{numpy_dtype.names[0]!r}])."
     elif kind == "O":
-        hint = "It holds Python objects: array.astype('float32'), or the input's type, where they are numbers of one shape."
+        hint = "It holds Python objects: array.astype('float32'), or the input's type, where they are numbers."
     elif kind in "SUT":
         message += ", which is text"
         hint = "Convert texts to numbers first: tokens, or array.astype('float32') where they are written numbers."
@@ -308,10 +308,8 @@ def conversion(wanted: str, found: str) -> str:
         return ""
     numpy_name = DTYPES[wanted][0]
     dtype = f"'{numpy_name}'" if wanted in _OF_NUMPY else f"ml_dtypes.{numpy_name}"
-    bits = (
-        f", or array.view({dtype}) where these are its bits" if wanted in ("f16", "bf16") and found[1:] == "16" else ""
-    )
-    return f"In numpy: array.astype({dtype}){bits if found[0] in 'iu' else ''}."
+    may_be_bits = wanted in ("f16", "bf16") and found in ("i16", "u16")
+    return f"In numpy: array.astype({dtype})" + (f", or array.view({dtype}) of its bits." if may_be_bits else ".")
 
 
 def copy_into(name: str, to: View, source: Tensor) -> None:

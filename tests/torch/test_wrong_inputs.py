@@ -130,7 +130,7 @@ def test_half_types(cache: Path) -> None:
     for given, words in (
         ({"h": bfloat, "b": bfloat}, ("expected element type f16, got bf16", "array.astype('float16').")),
         ({"h": half, "b": half}, ("expected element type bf16, got f16", "array.astype(ml_dtypes.bfloat16).")),
-        ({"h": half, "b": bfloat.view("u2")}, ("bf16, got u16", "or array.view(ml_dtypes.bfloat16) where")),
+        ({"h": half, "b": bfloat.view("u2")}, ("bf16, got u16", "or array.view(ml_dtypes.bfloat16) of its bits")),
         ({"h": half, "b": np.ones(2)}, ("bf16, got f64", "array.astype(ml_dtypes.bfloat16).")),
     ):
         with pytest.raises(GuardError) as caught:
