@@ -67,21 +67,24 @@ def refused(name: str, node: Any) -> UnsupportedError:
 
     `name` is its own: "histc.default", "mylib::twice.default", "flex_attention".
     """
-    changes = name.startswith("auto_functionalized") and node.args
-    if changes:  # PyTorch's frame around an operator that changes its arguments
-        name = str(node.args[0]).replace(".", "::", 1)
+    if name.startswith("auto_functionalized") and node.args:  # PyTorch's frame around one that changes its arguments
+        inner = str(node.args[0]).replace(".", "::", 1)
+        reason, hint = _reason_of(inner)
+        return UnsupportedError(f"{inner} changes its arguments: {reason}", hint=hint)
+    reason, hint = _reason_of(name)
+    return UnsupportedError(reason, hint=hint)
+
+
+def _reason_of(name: str) -> tuple[str, str]:
+    """Why an operator is not supported, "" of PyTorch's own, and what to do."""
+    namespace = name.rpartition("::")[0]
     if _QUANTIZED.search(name):
-        return UnsupportedError("quantized programs are not supported yet", hint="Export the float model.")
+        return "quantized programs are not supported yet", "Export the float model."
     if name in _HIGHER_ORDER:
-        reason, hint = _HIGHER_ORDER[name]
-        return UnsupportedError(reason, hint=hint)
-    namespace, _, rest = name.rpartition("::")
+        return _HIGHER_ORDER[name]
     if namespace in _SEVERAL_PROCESSES:
-        return UnsupportedError("work shared by several processes", hint="Export the model of one process.")
-    if namespace in ("", "aten", "prims"):
-        return UnsupportedError("", hint=_WAYS_OUT)
-    reason = f"an operator of another package, {namespace!r}"
-    return UnsupportedError(f"{rest} changes its arguments; it is {reason}" if changes else reason, hint=_WAYS_OUT)
+        return "work shared by several processes", "Export the model of one process."
+    return ("" if namespace in ("", "aten", "prims") else f"an operator of another package, {namespace!r}"), _WAYS_OUT
 
 
 def label_of(name: str) -> tuple[str, str]:
@@ -107,14 +110,12 @@ def refuse_unknown(document: Any) -> None:
             namespace, _, name = target.removeprefix("torch.ops.").partition(".")
             found.setdefault(f"{namespace}::{name}", []).append(line or "no line is known")
     if found:
+        reasons = {name: _reason_of(name) for name in found}
         entries = [
-            Unsupported(
-                name.partition("::")[0], name, 0, f"an operator of another package, {name.partition('::')[0]!r}",
-                len(lines), tuple(lines[:_EXAMPLES]),
-            )
+            Unsupported(*label_of(name), 0, reasons[name][0], len(lines), tuple(lines[:_EXAMPLES]))
             for name, lines in found.items()
-        ]  # fmt: skip
-        raise UnsupportedError(report_of(entries), hint=_WAYS_OUT)
+        ]
+        raise UnsupportedError(report_of(entries), hint=" ".join(dict.fromkeys(hint for _, hint in reasons.values())))
 
 
 def _nodes_of(document: Any) -> Iterator[Mapping[str, Any]]:
@@ -176,7 +177,7 @@ def training_notes(program: Any) -> list[str]:
             schema = getattr(node.target, "_schema", None)
             entry = _TRAINING.get(schema.name.partition("::")[2].removesuffix("_")) if schema is not None else None
             if entry is not None and entry[2](partial(_argument, node)):
-                found.setdefault(entry[:2], []).append(location(node))
+                found.setdefault(entry[:2], []).append(place(node))
     notes = []
     for (name, how), nodes in found.items():
         others = f" and {len(nodes) - _EXAMPLES} more" if len(nodes) > _EXAMPLES else ""

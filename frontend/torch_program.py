@@ -268,7 +268,7 @@ def _from_archive(data: bytes, trust_pickle: bool) -> Any:
         raise
     except Exception as error:  # torch's deserializer raises anything on a document that does not fit
         written = document.get("torch_version") if isinstance(document, dict) else None
-        hint = "Operators of other packages are not known here: export the model without them."
+        hint = "Export the model again with this version of PyTorch."
         if written and str(written) != torch.__version__:
             hint = f"PyTorch {str(written)[:40]} wrote it, and {torch.__version__} reads it."
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:300]

@@ -158,8 +158,8 @@ model you meant, only a comparison with the module itself says, as above.
   the program, and `--dim` may narrow the range, not widen it. It also takes every open size to be at least 2, and drops
   what the model does otherwise at 0 and 1 (`if x.shape[0] == 1`, `x.squeeze(0)`): a run with such a size follows the
   traced path; an axis that `squeeze` left alone stays, at size 1 too. Sizes of 0 are refused unless `--dim` asks for
-  them (`--dim x.0=0..8`). The sequence length of an `nn.LSTM`, `nn.GRU` or `nn.RNN` cannot be open: PyTorch makes it the
-  example's, with `Dim.AUTO` without a word.
+  them (`--dim x.0=0..8`). The sequence length of an `nn.LSTM`, `nn.GRU` or `nn.RNN` cannot be open: PyTorch makes it
+  the example's, with `Dim.AUTO` without a word.
 - **Training.** A module is exported as it stands. One that is still in training drops elements at random (`dropout`),
   and normalizes by the statistics of each batch (`batch_norm`), which it also keeps, as state: the build notes both.
   Call `module.eval()` before the export, and `functional.dropout(x, p, training=self.training)` in it.
