@@ -39,7 +39,9 @@ class Timing:
 
 @click.command("bench")
 @click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--against", type=click.Path(path_type=Path), metavar="MODEL", help="Also time what runs the model.")
+@click.option(
+    "--against", type=click.Path(path_type=Path), metavar="MODEL", help="Also time ONNX Runtime, or PyTorch, on it."
+)
 @click.option("--trust-pickle", is_flag=True, help="Let PyTorch read a .pt2 file itself, which can run code.")
 @feed_options
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True, help="Per case.")
@@ -85,7 +87,7 @@ def command(
             wrong = [comparison.name for comparison in compared if not comparison.passed]
             document["agree"] = not wrong
             if wrong:
-                note(f"{what}: {', '.join(wrong)} of both differ, and so may the work: see `aotc verify`")
+                note(f"{what}: {', '.join(wrong)} differ from {reference.name}'s: `aotc verify` says how much")
         # State of the model's own is updated in place, as a server would have it.
         state = {pair.input: own[pair.input].copy() for pair in model.state if pair.has_initial}
         given = {name: array for name, array in own.items() if name not in state}
