@@ -1,10 +1,10 @@
-"""Says what a file is, from its contents, and what to do with one that is not what was asked for.
+"""Says what a file or a folder is, from its contents, and what to do with one that is not what was asked for.
 
 Nothing in a file is run, and pickles are looked at without being loaded. Like aot.errors it imports nothing of the
 compiler: the serving runtime shares it.
 
-Invariant: a name of a file says nothing here. A kind is a guess for messages and for the choice of a reader; whether
-the file is sound is for its reader to say.
+Invariant: a name of a file says nothing here; what a folder is say the names in it. A kind is a guess for messages and
+for the choice of a reader; whether the file is sound is for its reader to say.
 """
 
 from __future__ import annotations
@@ -49,6 +49,11 @@ class FileKind(NamedTuple):
         return self.name in (ONNX, PROGRAM)
 
     @property
+    def is_folder(self) -> bool:
+        """Whether it is no file; no reader takes folders."""
+        return self.name.startswith("folder")
+
+    @property
     def is_torch(self) -> bool:
         """Whether PyTorch wrote it, in whatever form."""
         return self.name.startswith(("program", "torch"))
@@ -68,10 +73,12 @@ class FileKind(NamedTuple):
 
 
 def kind_of(source: str | os.PathLike[str] | bytes) -> FileKind | None:
-    """What a file, or the bytes of one, are; None where that is not known or the file cannot be read."""
+    """What a file, the bytes of one, or a folder are; None where that is not known or it cannot be read."""
     try:
         if isinstance(source, bytes):
             return _kind(io.BytesIO(source), len(source))
+        if os.path.isdir(source):
+            return _folder(os.fspath(source))
         with open(source, "rb") as file:
             return _kind(file, os.fstat(file.fileno()).st_size)
     except OSError:
@@ -150,6 +157,41 @@ def _is_text(start: bytes) -> bool:
             return False
         text = start[: error.start].decode()
     return all(character in "\t\n\r\f" or character.isprintable() for character in text)
+
+
+# Folders
+
+
+def _folder(path: str) -> FileKind:
+    """What a folder is, by the names in it; the files in it that some reader takes come first."""
+    names = {os.fsdecode(name) for name in os.listdir(path)}
+    known = sorted(name for name in names if name.endswith((".onnx", ".pt2", ".aot")))
+    if known:
+        more = f", or another of its {len(known)}" if len(known) > 1 else ""
+        return FileKind("folder", "a folder", f"Name the file in it: {os.path.join(path, known[0])}{more}.")
+    if "saved_model.pb" in names:
+        return FileKind(
+            "folder tensorflow", "a folder, a TensorFlow SavedModel",
+            f"Convert it to ONNX: python -m tf2onnx.convert --saved-model {path} --output model.onnx.",
+        )  # fmt: skip
+    if "model_index.json" in names:
+        return FileKind(
+            "folder diffusers", "a folder, a pipeline of several models for Diffusers",
+            f"Load it with diffusers, and export each of its modules: {_EXPORT}.",
+        )  # fmt: skip
+    if {"config.json", "adapter_config.json"} & names:
+        return FileKind(
+            "folder hugging face", "a folder, the configuration and the weights of a Hugging Face model",
+            f"Load it, AutoModel.from_pretrained({path!r}).eval(), and export it: {_EXPORT}; or write ONNX: "
+            f"optimum-cli export onnx --model {path} OUT.",
+        )  # fmt: skip
+    if {"models", "data"} <= names:
+        return FileKind(
+            "folder program", "a folder, a torch.export program that was unpacked", "Give the .pt2 file itself."
+        )
+    if {"Manifest.json", "Data"} <= names:
+        return FileKind("folder core ml", "a folder, a Core ML package", "Export the model that it was converted from.")
+    return FileKind("folder", "a folder", "Name a file: models are .onnx and .pt2, artifacts are .aot.")
 
 
 # Archives

@@ -61,7 +61,8 @@ class Artifact:
         try:
             data = Path(path).read_bytes()
         except OSError as error:
-            raise ArtifactError(f"cannot read it: {error.strerror or error}", where=str(path)) from error
+            said = not_an_artifact(path) or (f"cannot read it: {error.strerror or error}", "")
+            raise ArtifactError(said[0], where=str(path), hint=said[1]) from error
         artifact = cls(data)
         try:
             _ = artifact.programs

@@ -1,20 +1,27 @@
-"""`aotc bench`: time per run, interleaved with ONNX Runtime, as medians and their ratio."""
+"""`aotc bench`: time per run, interleaved with ONNX Runtime or PyTorch, as medians and their ratio."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from aot.cli.common import common_options, note, print_json, print_table, progress, seconds_text, wants
 from aot.cli.feeds import FeedChoice, feed_options, feeds, generic
 from aot.cli.loading import load_model, load_options, open_artifact
-from aot.cli.reference import Reference, another_file, check_same_inputs, edges_of
+from aot.cli.reference import Reference, another_file, check_model, check_same_inputs, compare_outputs, edges_of
+from aot.errors import OptionError
+from aot.file_kinds import PROGRAM
+
+if TYPE_CHECKING:
+    from aot.artifacts import Artifact
+    from aot.cli.torch_reference import TorchReference
 
 MIN_ROUNDS = 5
 WARM_UP_RUNS = 2
@@ -32,7 +39,10 @@ class Timing:
 
 @click.command("bench")
 @click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--against", type=click.Path(path_type=Path), metavar="MODEL.onnx", help="Also time ONNX Runtime on it.")
+@click.option(
+    "--against", type=click.Path(path_type=Path), metavar="MODEL", help="Also time ONNX Runtime, or PyTorch, on it."
+)
+@click.option("--trust-pickle", is_flag=True, help="Let PyTorch read a .pt2 file itself, which can run code.")
 @feed_options
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True, help="Per case.")
 @click.option("--profile", is_flag=True, help="Also show the time of each step.")
@@ -41,6 +51,7 @@ class Timing:
 def command(
     artifact: Path,
     against: Path | None,
+    trust_pickle: bool,
     choice: FeedChoice,
     threads: int,
     seconds: float,
@@ -50,12 +61,13 @@ def command(
 ) -> None:
     """Time ARTIFACT, one run of each side in turn, so that both meet the same machine.
 
+    ONNX Runtime runs ONNX models; PyTorch runs a .pt2 file as it was exported, op by op. Outputs are compared first.
     FILES: .npz files with arrays by input name, or .npy files for a model of one input; without any the
-    inputs are random. The ratio is the artifact's median over ONNX Runtime's: below 1 is faster.
+    inputs are random. The ratio is the artifact's median over the other's: below 1 is faster.
     """
     opened = open_artifact(artifact)
     program = generic(opened.programs)
-    reference = Reference(against, threads, edges_of(opened)) if against is not None else None
+    reference = None if against is None else open_reference(against, threads, opened, trust_pickle=trust_pickle)
     model = load_model(artifact, threads, target, weights)
     also, defaults = (reference.inputs, reference.defaults) if reference is not None else ((), {})
     cases = feeds(program, choice, also, {**model.new_state(), **(defaults or {})})
@@ -65,19 +77,27 @@ def command(
         if text := another_file(reference.path, opened):
             note(f"the artifact may be of another model. {text}")
     wanted = {port.name for port in program.inputs}
+    precision = opened.meta.get("precisions", {}).get(model.target, "fp32")
     documents = []
     for what, feed in cases:
         own = {name: array for name, array in feed.items() if name in wanted}
+        document: dict[str, Any] = {"case": what}
+        if reference is not None:
+            compared = compare_outputs(model.run(own), reference.run(feed), precision)
+            wrong = [comparison.name for comparison in compared if not comparison.passed]
+            document["agree"] = not wrong
+            if wrong:
+                note(f"{what}: {', '.join(wrong)} differ from {reference.name}'s: `aotc verify` says how much")
         # State of the model's own is updated in place, as a server would have it.
         state = {pair.input: own[pair.input].copy() for pair in model.state if pair.has_initial}
         given = {name: array for name, array in own.items() if name not in state}
-        sides: list[Callable[[], Any]] = [lambda given=given, state=state: model.run(given, state=state)]  # type: ignore[misc]
+        sides = [Side(partial(model.run, given, state=state), partial(_restore, state, own))]
         if reference is not None:
-            sides.append(lambda feed=feed: reference.run(feed))  # type: ignore[misc]
+            sides.append(Side(*reference.timed(feed)))
         with progress() as tell:
             tell("bench", what)
             samples = interleave(sides, seconds)
-        document: dict[str, Any] = {"case": what, "artifact": asdict(timing(samples[0]))}
+        document["artifact"] = asdict(timing(samples[0]))
         if reference is not None:
             document["reference"] = asdict(timing(samples[1]))
             document["ratio"] = document["artifact"]["median_s"] / document["reference"]["median_s"]
@@ -87,19 +107,45 @@ def command(
     report(documents, reference.name if reference is not None else "", threads)
 
 
-def interleave(sides: Sequence[Callable[[], Any]], seconds: float) -> list[list[float]]:
+def open_reference(path: Path, threads: int, artifact: Artifact, *, trust_pickle: bool) -> Reference | TorchReference:
+    """The model in ONNX Runtime, or a torch.export program in PyTorch."""
+    kind = check_model(path)
+    if kind is not None and kind.name == PROGRAM:
+        from aot.cli.torch_reference import TorchReference
+
+        return TorchReference(path, generic(artifact.programs), threads, trust_pickle=trust_pickle)
+    if trust_pickle:
+        raise OptionError("--trust-pickle is for .pt2 files", where=str(path))
+    return Reference(path, threads, edges_of(artifact))
+
+
+def _restore(state: Mapping[str, Any], initial: Mapping[str, Any]) -> None:
+    for name, array in state.items():
+        array[...] = initial[name]
+
+
+class Side(NamedTuple):
+    """What is timed, and what puts back its state after a run."""
+
+    run: Callable[[], Any]
+    restore: Callable[[], None] = lambda: None
+
+
+def interleave(sides: Sequence[Side], seconds: float) -> list[list[float]]:
     """Seconds of each run of each side, the sides taking turns, first place alternating."""
     for side in sides:
         for _ in range(WARM_UP_RUNS):
-            side()
+            side.run()
+            side.restore()
     samples: list[list[float]] = [[] for _ in sides]
     order = list(range(len(sides)))
     stop = time.perf_counter() + seconds
     while len(samples[0]) < MIN_ROUNDS or time.perf_counter() < stop:
         for index in order:
             start = time.perf_counter()
-            sides[index]()
+            sides[index].run()
             samples[index].append(time.perf_counter() - start)
+            sides[index].restore()
         order.reverse()
     return samples
 

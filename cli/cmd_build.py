@@ -13,6 +13,7 @@ import click
 from aot.cli.common import (
     ERROR,
     bytes_text,
+    check_file,
     check_writable,
     common_options,
     note,
@@ -27,7 +28,7 @@ from aot.cli.feeds import DimType, generic
 from aot.cli.fusion import fusion_of, print_fusion
 from aot.cli.operators import operators_option, operators_text
 from aot.errors import OptionError
-from aot.file_kinds import ONNX, PROGRAM, kind_of
+from aot.file_kinds import A_MODEL, ONNX, PROGRAM, kind_of
 from aot.options import (
     IO_DTYPES,
     PRECISIONS,
@@ -156,8 +157,7 @@ def command(
         jobs=jobs,
         c_compiler=c_compiler,
     )
-    if not model.is_file():
-        raise OptionError("it is a folder" if model.is_dir() else "no such file", where=str(model))
+    check_file(model, A_MODEL)
     kind = kind_of(model)
     if (
         kind is not None

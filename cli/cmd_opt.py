@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from aot.cli.common import common_options, note, print_json, print_table, seconds_text, wants, write_text
+from aot.cli.common import check_file, common_options, note, print_json, print_table, seconds_text, wants, write_text
 from aot.cli.feeds import DimType
 from aot.cli.operators import operators_option
 from aot.control import has_control
@@ -140,8 +140,7 @@ def read_graph(path: Path, weights: Path | None, options: CompileOptions) -> Gra
     """The graph in a file: IR text (.air), or a model that the frontend reads."""
     from aot import frontend
 
-    if not path.is_file():
-        raise OptionError("no such file", where=str(path))
+    check_file(path, "IR text or a model")
     kind = kind_of(path)
     if kind is not None and path.suffix == ".air" and kind.name not in ("ir", "text", "empty") and not kind.is_model:
         raise ModelError(kind.instead_of("IR text or a model"), where=str(path), hint=kind.model_remedy)

@@ -12,7 +12,7 @@ from aot.cli.common import DIFFERS, common_options, note, print_json, print_tabl
 from aot.cli.feeds import FeedChoice, feed_options, feeds, generic
 from aot.cli.loading import load_model, load_options, open_artifact
 from aot.cli.operators import open_reference, operators_option
-from aot.cli.reference import Comparison, another_file, check_same_inputs, compare, tolerance, widened
+from aot.cli.reference import Comparison, another_file, check_same_inputs, compare_outputs
 from aot.errors import ModelError
 
 
@@ -85,22 +85,12 @@ def command(
             except ModelError as error:
                 hint = " ".join(filter(None, (error.hint, another_file(against, opened))))
                 raise ModelError(error.message, where=error.where or str(against), hint=hint) from error
-            results.append((what, [_compared(name, found, expected[name], precision, rtol, atol) for name in expected]))
+            results.append((what, compare_outputs(found, expected, precision, rtol, atol)))
     passed = all(comparison.passed for _, comparisons in results for comparison in comparisons)
     report(results, passed, reference.name, precision)
     if not passed and (text := another_file(against, opened)):
         note(f"the artifact may be of another model. {text}")
     click.get_current_context().exit(0 if passed else DIFFERS)
-
-
-def _compared(
-    name: str, found: dict[str, Any], expected: Any, precision: str, rtol: float | None, atol: float | None
-) -> Comparison:
-    """One output within its tolerance; what --io-dtype made 16 bits wide is compared with the float32 it stands for."""
-    got = found.get(name)
-    relative, absolute = tolerance(precision, got, expected, rtol, atol)
-    is_float32 = getattr(expected, "dtype", None) == "float32"
-    return compare(name, widened(got) if is_float32 else got, expected, relative, absolute)
 
 
 def report(results: list[tuple[str, list[Comparison]]], passed: bool, reference: str, precision: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import click
 
 from aot.errors import AotError, CompilerError, OptionError
+from aot.file_kinds import kind_of
 
 OK = 0
 ERROR = 1  # the model, the artifact or the compiler
@@ -228,6 +229,16 @@ def write_text(path: Path, text: str) -> None:
             where=str(path),
             hint="Choose a folder that exists and is writable.",
         ) from error
+
+
+def check_file(path: Path, wanted: str) -> None:
+    """Raises OptionError where there is no file; of a folder it says what that is, instead of `wanted`."""
+    if path.is_file():
+        return
+    kind = kind_of(path) if path.is_dir() else None
+    if kind is None:
+        raise OptionError("it cannot be read" if path.exists() else "no such file", where=str(path))
+    raise OptionError(kind.instead_of(wanted), where=str(path), hint=kind.remedy)
 
 
 def check_writable(path: Path) -> None:

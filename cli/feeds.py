@@ -265,7 +265,7 @@ def _load(path: Path) -> Feed | Array:
     except FileNotFoundError as error:
         raise OptionError("no such file", where=str(path)) from error
     except IsADirectoryError as error:
-        raise OptionError("it is a folder", where=str(path)) from error
+        raise OptionError("it is a folder", where=str(path), hint=f"{_SAVE_NPZ} {_SAVE_NPY}") from error
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         kind = kind_of(path)
         if kind is not None and kind.name not in ("array", "arrays", "pickle", "text", "zip", "zip damaged", "empty"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aot.cli.common import note
+from aot.cli.common import check_file, note
 from aot.cli.feeds import read_npz
 from aot.errors import AotError, ArtifactError, OptionError
 from aot.file_kinds import kind_of
@@ -42,10 +42,7 @@ def open_artifact(path: Path) -> Artifact:
     """The artifact as data; raises OptionError for a missing file, ArtifactError for a damaged one."""
     from aot.artifacts import Artifact
 
-    if not path.exists():
-        raise OptionError("no such file", where=str(path))
-    if path.is_dir():
-        raise OptionError("it is a folder", where=str(path), hint="Name an .aot file.")
+    check_file(path, "an artifact")
     return Artifact.open(path)
 
 

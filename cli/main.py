@@ -17,7 +17,7 @@ COMMANDS = {
     "build": "Compile a model into one artifact.",
     "run": "Run an artifact on inputs from a file, or on random ones.",
     "verify": "Compare an artifact's outputs with ONNX Runtime's.",
-    "bench": "Time an artifact, interleaved with ONNX Runtime.",
+    "bench": "Time an artifact, interleaved with its model.",
     "inspect": "Show what is in an artifact.",
     "opt": "Run compiler passes on a model or on IR text.",
     "diff": "Show what changed between two artifacts.",

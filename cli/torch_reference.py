@@ -7,7 +7,7 @@ the file is trusted, torch.export.load reads it, so that aotc's reader is checke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,30 +75,49 @@ class TorchReference:
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name."""
         import torch
-        from torch.utils import _pytree as pytree
 
-        missing = [name for name in self.inputs if name not in feed]
-        if missing:
-            raise OptionError(f"the model also needs the inputs {', '.join(missing)}", where=str(self.path))
-        given = {name: self._tensor(name, feed[name]) for name in self.inputs}
-        try:
-            with torch.no_grad():
-                for name, tensor in self._held.items():
-                    tensor.copy_(given[name])
-                leaves = [given[name] if name else value for name, value in self._arguments]
-                args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-                results = pytree.tree_leaves(self._module(*args, **kwargs))
-        except Exception as error:  # whatever PyTorch raises
-            reason = f"PyTorch cannot run the program on these inputs: {next(iter(str(error).splitlines()), '')}"
-            hint = "If they are random, give those that must fit with --input, sizes with --dim, and add --random."
-            raise ModelError(reason, where=str(self.path), hint=hint) from error
+        run_once, _ = self.timed(feed)
+        results = run_once()
         found: dict[str, Array] = {}
         for name, result in zip(self._user_outputs, results, strict=True):
             if isinstance(result, torch.Tensor):
                 found[name] = _array_of(result)
             elif isinstance(result, bool | int | float):
                 found[name] = np.asarray(result, self._dtypes.get(name))
-        return found | {self._state[name]: _array_of(self._held.get(name, given[name])) for name in self._state}
+        return found | {self._state[name]: _array_of(self._held.get(name, self._given[name])) for name in self._state}
+
+    def timed(self, feed: Mapping[str, Array]) -> tuple[Callable[[], list[Any]], Callable[[], None]]:
+        """What runs the program on these inputs, which are tensors already, and what puts back the state after it.
+
+        State is put in its place here first. Only the last feed's pair works.
+        """
+        import torch
+        from torch.utils import _pytree as pytree
+
+        missing = [name for name in self.inputs if name not in feed]
+        if missing:
+            raise OptionError(f"the model also needs the inputs {', '.join(missing)}", where=str(self.path))
+        given = self._given = {name: self._tensor(name, feed[name]) for name in self.inputs}
+        kept = {name: given[name].clone() for name in self._state}
+        leaves = [given[name] if name else value for name, value in self._arguments]
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+
+        def run_once() -> list[Any]:
+            try:
+                with torch.no_grad():
+                    return list(pytree.tree_leaves(self._module(*args, **kwargs)))
+            except Exception as error:  # whatever PyTorch raises
+                reason = f"PyTorch cannot run the program on these inputs: {next(iter(str(error).splitlines()), '')}"
+                hint = "If they are random, give those that must fit with --input, sizes with --dim, and add --random."
+                raise ModelError(reason, where=str(self.path), hint=hint) from error
+
+        def restore() -> None:
+            with torch.no_grad():
+                for name, tensor in kept.items():
+                    self._held.get(name, given[name]).copy_(tensor)
+
+        restore()
+        return run_once, restore
 
     def _tensor(self, name: str, array: Array) -> Any:
         """A copy of an array as the tensor that the program takes; --io-dtype may have made it 16 bits wide."""

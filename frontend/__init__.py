@@ -86,7 +86,8 @@ def _is_torch(source: Any) -> bool:
         return False
     kind = kind_of(source)
     path = "" if isinstance(source, bytes) else str(os.fspath(source))
-    if kind is not None and (kind.is_torch or path.endswith((".pt2", ".pt", ".pth"))) and not kind.is_model:
+    is_other = kind is not None and (kind.is_torch or kind.is_folder or path.endswith((".pt2", ".pt", ".pth")))
+    if kind is not None and is_other and not kind.is_model:
         raise ModelError(kind.instead_of(A_MODEL), where=path, hint=kind.model_remedy)
     return path.endswith(".pt2") if kind is None else kind.name == PROGRAM
 

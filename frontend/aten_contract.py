@@ -12,6 +12,7 @@ from aot import dtypes
 from aot.dims import Dim
 from aot.dtypes import DType
 from aot.frontend.aten_views import concat, swapped
+from aot.frontend.torch_hints import AFTER_EVAL
 from aot.frontend.torch_registry import Context, Result, aten_op
 from aot.ir import Value
 from aot.ops.opdef import broadcast_shapes
@@ -195,7 +196,7 @@ def attended(c: Context) -> Value:
     """scaled_dot_product_attention's arguments as one `attention`."""
     q, k, v = c.tensor("query"), c.tensor("key"), c.tensor("value")
     if c.arguments.get("dropout_p") and c.number("dropout_p") > 0:
-        c.unsupported("attention with dropout", "Export the model in evaluation mode: model.eval().")
+        c.unsupported("attention with dropout", AFTER_EVAL)
     mask = c.optional("attn_mask") or c.optional("attn_bias")
     lead = broadcast_shapes(q.type.shape[:-3], k.type.shape[:-3], v.type.shape[:-3])
     heads = [part.type.shape[-3] if part.type.rank > 2 else 1 for part in (q, k, v)]
@@ -287,7 +288,7 @@ def _layers(c: Context, form: str, states: Sequence[Value], activation: str = ""
     if len(params) != count * directions * each:
         c.unsupported("recurrent layers with projections")
     if c.flag("train") and c.number("dropout", 0.0) > 0 and count > 1:
-        c.unsupported("dropout between recurrent layers", "Export the model in evaluation mode: model.eval().")
+        c.unsupported("dropout between recurrent layers", AFTER_EVAL)
     if c.flag("batch_first"):
         x = swapped(c, x, 0, 1)
     activations = (activation,) if activation else FORMS[form].activations

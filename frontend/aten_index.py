@@ -11,6 +11,7 @@ from aot import dtypes
 from aot.dims import Dim
 from aot.dtypes import DType
 from aot.frontend import data_sizes
+from aot.frontend.aten_types import typed
 from aot.frontend.aten_views import concat, is_held, moved, written
 from aot.frontend.torch_registry import Context, Result, aten_op
 from aot.ir import Value
@@ -227,8 +228,7 @@ def _scatter_parts(c: Context, source: str) -> Scatter:
     axis = c.axis("dim", x.type.rank)
     data = _at_least_vector(c, x)
     given = c[source]
-    updates = given if isinstance(given, Value) else c.number_value(given, data.type.dtype)
-    updates = c.cast(updates, data.type.dtype)
+    updates = typed(c, given, data.type.dtype)
     if isinstance(given, Value) and source == "src":
         updates = _at_least_vector(c, updates)
         for other, want in enumerate(indices.type.shape):
@@ -327,8 +327,7 @@ def _index_parts(c: Context, source: str) -> Scatter:
     index = c.tensor("index")
     count = index.type.elements
     given = c[source]
-    updates = given if isinstance(given, Value) else c.number_value(given, data.type.dtype)
-    updates = c.cast(updates, data.type.dtype)
+    updates = typed(c, given, data.type.dtype)
     shape: tuple[Dim, ...] = (*data.type.shape[:axis], count, *data.type.shape[axis + 1 :])
     if updates.type.elements == dimension.product(shape):
         updates = c.reshape(updates, shape)

@@ -199,7 +199,8 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 @aten_op("logical_and", "logical_or", "logical_xor")
 def _logical(c: Context) -> Result:
     name = c.op.partition(".")[0].removeprefix("logical_")
-    return c.op_(name, truth(c, c.tensor("self")), truth(c, c.tensor("other")))
+    left, right = pair(c, common_dtype(c, "self", "other"))  # 256 is false beside u8
+    return c.op_(name, truth(c, left), truth(c, right))
 
 
 @aten_op("logical_not")
@@ -287,11 +288,15 @@ def _clamp(c: Context) -> Result:
 
 
 def _bound(c: Context, bound: Any) -> Value:
-    """A number as a bound of the result's type: what lies outside of a type of whole numbers does not bind."""
+    """A number as a bound of the result's type.
+
+    Below 0 it wraps around in unsigned types, as torch's does; what torch refuses does not bind.
+    """
     dtype = c.dtype
     if dtype.is_integer and isinstance(bound, int | float):
         low = -(1 << (dtype.bits - 1)) if dtype.family == "int" else 0
-        bound = min(max(bound, low), low + (1 << dtype.bits) - 1)
+        wraps = low == 0 and -(1 << dtype.bits) < bound < 0
+        bound = int(bound) % (1 << dtype.bits) if wraps else min(max(bound, low), low + (1 << dtype.bits) - 1)
     return typed(c, bound, dtype)
 
 

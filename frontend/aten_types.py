@@ -44,12 +44,7 @@ def _sample(item: object) -> Any:
 
 def typed(c: Context, item: object, dtype: DType) -> Value:
     """A tensor, number or size as a tensor of the element type; whole numbers wrap around as torch's do."""
-    if isinstance(item, Value):
-        return c.cast(item, dtype)
-    if isinstance(item, int) and not isinstance(item, bool) and dtype.is_integer:
-        low = -(1 << (dtype.bits - 1)) if dtype.family == "int" else 0
-        item = (item - low) % (1 << dtype.bits) + low
-    return c.number_value(item, dtype)
+    return c.cast(item, dtype) if isinstance(item, Value) else c.number_value(item, dtype)
 
 
 def pair(c: Context, dtype: DType, left: str = "self", right: str = "other") -> tuple[Value, Value]:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 MOST_ROUNDS = 16  # imports of one body until the types of what it carries hold
 
 
+class Refused(UnsupportedError):
+    """A graph with something in it that is not supported, and is told already."""
+
+
 class Body:
     """A graph that is an operand: imported into a builder of its own. Its inputs are all given, none is captured."""
 
@@ -56,6 +60,8 @@ class Body:
 
     def run(self, entries: Sequence[Any]) -> list[Value]:
         """The body's results for these inputs, which are the builder's own."""
+        from aot.frontend.torch_import import Poison
+
         importer, outer = self.importer, self.importer.builder
         importer.builder = self.builder
         try:
@@ -73,6 +79,9 @@ class Body:
                     entry = self.builder.known_value(contents, kind)
                 if isinstance(entry, Complex):
                     raise UnsupportedError("a graph whose results are complex numbers", hint=HINT)
+                if isinstance(entry, Poison):
+                    reason = getattr(entry, "reason", "")
+                    raise UnsupportedError(reason) if reason else Refused("")
                 if not isinstance(entry, Value):
                     raise UnsupportedError("a graph whose results are no tensors")
                 self.builder.materialize(entry)

@@ -42,6 +42,7 @@ from aot.frontend.torch_asserts import ASSERTIONS, add_assertion
 from aot.frontend.torch_complex import HINT, Complex, constant_parts, convert_complex, is_complex, part_dtype
 from aot.frontend.torch_extents import alike, in_shape
 from aot.frontend.torch_guards import relations_of
+from aot.frontend.torch_hints import CHECK, label_of, location, place, refused
 from aot.frontend.torch_numbers import computed
 from aot.frontend.torch_program import read_program, tensor_bytes
 from aot.frontend.torch_registry import DROPPED, HIGHER_ORDER, Context, converter_of, dtype_of
@@ -323,6 +324,8 @@ class TorchImporter:
             with self.builder.at(node.name):
                 made = self._agreeing(node, name, arguments, value, where)
             self.entries[node] = self._checked(node, made, value, where)
+        except torch_control.Refused:
+            self.entries[node] = POISON
         except UnsupportedError as error:
             self._reject(name, error.message, where, error.hint)
             self.entries[node] = POISON
@@ -417,7 +420,7 @@ class TorchImporter:
         if name in ONE_TO_ONE:
             operands = [item for item in arguments.values() if isinstance(item, Value)]
             return self.builder.op(ONE_TO_ONE[name], *operands)[0]
-        raise UnsupportedError("")
+        raise refused(name, node)
 
     def _size(self, node: Any, value: Any) -> Any:
         """A size or a condition on sizes: torch's expression for it. What data gives is read."""
@@ -526,24 +529,6 @@ def getattr_path(module: Any, target: str) -> Any:
     return found
 
 
-def location(node: Any) -> str:
-    """The node's name, and the line of the user's Python that made it."""
-    trace = str(node.meta.get("stack_trace") or "").strip().splitlines()
-    lines = [line.strip() for line in trace if line.strip().startswith("File ")]
-    own = [line for line in lines if "/torch/" not in line] or lines
-    if not own:
-        return str(node.name)
-    file, _, rest = own[-1].removeprefix('File "').partition('", line ')
-    number = rest.partition(",")[0]
-    return f"{node.name} ({file}:{number})"
-
-
-def place(node: Any) -> str:
-    """As `location`, without the folder of the file: what goes into artifacts."""
-    name, _, rest = location(node).partition(" (")
-    return f"{name} ({rest.rpartition('/')[2]}" if rest else name
-
-
 def output_names(program: Any, count: int) -> list[str]:
     """Names of the user's outputs: paths in what forward returns, such as "logits", "cache.0", "output_1.0"."""
     from torch.utils import _pytree as pytree
@@ -620,11 +605,11 @@ def import_torch(
     """The graph of a torch.export program, and what is known of its source; as `import_onnx` gives them."""
     if edges is not None and (edges.overridable or edges.values):
         raise UnsupportedError("--set and --override are for ONNX models", hint="Export the program as it is to be.")
-    program, digest = read_program(source, trust_pickle=trust_pickle)
+    program, digest, notes = read_program(source, trust_pickle=trust_pickle)
     bindings = Bindings(dims)
     importer, graph = _attempt(program, bindings)
     if graph is None:
-        hints = (*dict.fromkeys(importer.hints), "`aotc build --check` lists this without building.")
+        hints = (*dict.fromkeys(importer.hints), CHECK)
         raise UnsupportedError(report_of(_rejections(importer)), hint=" ".join(hints))
     bindings.check_used()
     histogram: dict[str, int] = {}
@@ -641,7 +626,7 @@ def import_torch(
         symbols={symbol.name: bindings.display.get(symbol.name, symbol.name) for symbol in graph.symbols},
         node_count=sum(histogram.values()),
         ops=dict(sorted(histogram.items())),
-        warnings=tuple(dict.fromkeys((*bindings.conditions(), *importer.notes))),
+        warnings=tuple(dict.fromkeys((*bindings.conditions(), *notes, *importer.notes))),
     )
     return (("", graph),), info
 
@@ -650,14 +635,14 @@ def check_torch(
     source: Any, dims: Mapping[str, DimOption] | None = None, *, trust_pickle: bool = False
 ) -> list[Unsupported]:
     """Everything in a program that cannot be compiled; empty when it can."""
-    program, _ = read_program(source, trust_pickle=trust_pickle)
+    program, _, _ = read_program(source, trust_pickle=trust_pickle)
     importer, _ = _attempt(program, Bindings(dims))
     return _rejections(importer)
 
 
 def _rejections(importer: TorchImporter) -> list[Unsupported]:
     found = [
-        Unsupported("aten", op or "the program", 1 if op else 0, reason, len(nodes), tuple(nodes[:_EXAMPLES]))
+        Unsupported(*(label_of(op) if op else ("", "the program")), 0, reason, len(nodes), tuple(nodes[:_EXAMPLES]))
         for (op, reason), nodes in importer.rejected.items()
     ]
     return sorted(found, key=lambda entry: (-entry.count, entry.op_type, entry.reason))

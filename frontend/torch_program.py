@@ -24,6 +24,7 @@ from typing import Any
 
 from aot.errors import ModelError, OptionError, UnsupportedError
 from aot.file_kinds import PROGRAM, kind_of
+from aot.frontend.torch_hints import refuse_unknown, training_notes
 from aot.frontend.torch_mended import mend_document, mend_program, mend_symbols
 
 # Composite ops that converters take whole; torch would take them apart into forms that are harder to recognize.
@@ -75,8 +76,8 @@ def is_program(source: Any) -> bool:
     )
 
 
-def read_program(source: Any, *, trust_pickle: bool = False) -> tuple[Any, str]:
-    """The ExportedProgram in Core ATen form, and a digest of its source.
+def read_program(source: Any, *, trust_pickle: bool = False) -> tuple[Any, str, list[str]]:
+    """The ExportedProgram in Core ATen form, a digest of its source, and notes on what of it works as in training.
 
     `source` is a path of a .pt2 file, its bytes, or an ExportedProgram. Raises ModelError for a file that is no
     exported program or is hostile, UnsupportedError where only a pickle holds the data.
@@ -84,7 +85,7 @@ def read_program(source: Any, *, trust_pickle: bool = False) -> tuple[Any, str]:
     program, digest = open_program(source, trust_pickle=trust_pickle)
     _check_weights(program)
     decomposed = decompose(program)
-    return decomposed, digest or _program_digest(decomposed)
+    return decomposed, digest or _program_digest(decomposed), training_notes(program)
 
 
 def open_program(source: Any, *, trust_pickle: bool = False) -> tuple[Any, str]:
@@ -175,7 +176,7 @@ def _not_decomposed(error: Exception) -> ModelError | UnsupportedError:
         return UnsupportedError(
             f"PyTorch cannot take {reason} to Core ATen: it has no fake implementation, to foresee the results",
             where=where,
-            hint="Leave the operator out, or register a fake implementation of it and export again.",
+            hint="Register a fake implementation of it and export again, or leave the operator out.",
         )
     return ModelError(
         f"PyTorch cannot take the program to Core ATen: {type(error).__name__}: {reason}",
@@ -247,6 +248,7 @@ def _from_archive(data: bytes, trust_pickle: bool) -> Any:
     name = last.removesuffix(".json")
     document = _json(archive, models[0])
     check_document(document)
+    refuse_unknown(document)
     texts = mend_document(document)
     import torch
     from torch._export.serde import schema
@@ -266,7 +268,7 @@ def _from_archive(data: bytes, trust_pickle: bool) -> Any:
         raise
     except Exception as error:  # torch's deserializer raises anything on a document that does not fit
         written = document.get("torch_version") if isinstance(document, dict) else None
-        hint = "Operators of other packages are not known here: export the model without them."
+        hint = "Export the model again with this version of PyTorch."
         if written and str(written) != torch.__version__:
             hint = f"PyTorch {str(written)[:40]} wrote it, and {torch.__version__} reads it."
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:300]

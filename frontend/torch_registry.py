@@ -193,7 +193,7 @@ class Context(Constructions):
         return made
 
     def number_value(self, number: Any, dtype: DType) -> Value:
-        """A Python number, or a size, as a rank-0 tensor."""
+        """A Python number, or a size, as a rank-0 tensor; whole numbers wrap around as torch's do."""
         if isinstance(number, DimExpr):
             contents: Array = np.empty((), dtype=object)
             contents[()] = number
@@ -201,5 +201,6 @@ class Context(Constructions):
         if dtype.is_bool:
             number = bool(number)
         elif not dtype.is_float:
-            number = int(number)
+            low = -(1 << (dtype.bits - 1)) if dtype.family == "int" else 0
+            number = (int(number) - low) % (1 << dtype.bits) + low
         return self.builder.scalar(number, dtype)

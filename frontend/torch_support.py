@@ -132,13 +132,17 @@ model you meant, only a comparison with the module itself says, as above.
   by any simple factor.
 - **Arguments that are no tensors** (numbers, truth values, text, None) are fixed at export and are no inputs; a note of
   the build says at what. An integer that was exported as dynamic is an input of one i64.
-- **Inputs of one element** may be given as numbers of Python, which must fit their type exactly.
+- **Inputs of one element** may be given as numbers of Python, which must fit their type: 1e40 is refused for an f32,
+  where numpy would make it infinite.
+- **bf16 outputs** are numpy arrays of the dtype `ml_dtypes.bfloat16`, which numpy itself does not have; inputs are
+  given as such arrays, or as torch tensors.
 - **State.** A buffer that `forward` changes is an input and an output of its name, and so is an input that it changes:
   the caller keeps them, and may give the same memory for both. A result that is an input with some elements replaced
   (`index_copy`, `index_put`, `scatter`, assigned slices), such as a cache that `forward` returns, may lie in that
   input's memory too. In one piece of memory only the new elements are written and attention reads the cache where it
   lies; in two, the rest is copied first. `model.state` lists the pairs, `model.new_state()` gives what changed buffers
-  hold at first, and `aotc inspect` says what an update moves:
+  hold at first (inputs that `forward` changes are not in it: they are the caller's own), and `aotc inspect` says what
+  an update moves:
 
   ```python
   state = model.new_state()  # one for each conversation
@@ -153,9 +157,17 @@ model you meant, only a comparison with the module itself says, as above.
 - **What a program holds for.** PyTorch traces one path: a branch on a size that the declared range excludes is not in
   the program, and `--dim` may narrow the range, not widen it. It also takes every open size to be at least 2, and drops
   what the model does otherwise at 0 and 1 (`if x.shape[0] == 1`, `x.squeeze(0)`): a run with such a size follows the
-  traced path. Sizes of 0 are refused unless `--dim` asks for them (`--dim x.0=0..8`).
+  traced path; an axis that `squeeze` left alone stays, at size 1 too. Sizes of 0 are refused unless `--dim` asks for
+  them (`--dim x.0=0..8`). The sequence length of an `nn.LSTM`, `nn.GRU` or `nn.RNN` cannot be open: PyTorch makes it
+  the example's, with `Dim.AUTO` without a word.
+- **Training.** A module is exported as it stands. One that is still in training drops elements at random (`dropout`),
+  and normalizes by the statistics of each batch (`batch_norm`), which it also keeps, as state: the build notes both.
+  Call `module.eval()` before the export, and `functional.dropout(x, p, training=self.training)` in it.
 - **Indices outside of a table or a cache** are no error, unlike in eager: a lookup takes the nearest row, or counts
   from the end, and a write changes nothing. Check positions before the call.
+- **Casts of floats to integers** that cannot hold them, such as 1e10, infinity and NaN as i32, give other numbers than
+  PyTorch's, which depend on its machine too. Clamp first. Whole numbers wrap around as PyTorch's do, and so does a
+  number beside a tensor of small integers (`x_u8.clamp(min=-5)` has the bound 251).
 - **Weights** that are one tensor under several names are stored once.
 - **Control flow.** {", ".join(control)}: as [ONNX's](onnx.md#control-flow-and-sizes-from-data).
 - **Complex numbers** are pairs of real tensors inside of a program, complex buffers and weights included: so
@@ -175,7 +187,52 @@ model you meant, only a comparison with the module itself says, as above.
 
 Sizes need no ops: {names(sizes)}.
 
-{unsupported}## Complex numbers
+{unsupported}## Operators that are not supported
+
+`aotc build --check program.pt2` lists them, with the lines of Python that call them. How the supported ones were tested
+is in [PyTorch's own samples](torch_ops.md). Of operators of other packages (`torchvision::nms`), and of your own
+(`torch.library.custom_op`), a program holds the names alone. There are three ways out:
+
+- write it in the module with operators that are supported, and export again;
+- do it before or after the model, as the choice of boxes behind a detector;
+- give the exported program a decomposition, a function of PyTorch's operators that stands in its place:
+
+```python file=decomposed.py needs=torch
+import numpy as np
+import torch
+
+import aot
+
+
+@torch.library.custom_op("mine::scaled_tanh", mutates_args=())
+def scaled_tanh(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(1.7 * np.tanh(x.numpy()))
+
+
+@scaled_tanh.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.ops.mine.scaled_tanh(x) + 1
+
+
+program = torch.export.export(Model(), (torch.ones(3),))
+program = program.run_decompositions({{torch.ops.mine.scaled_tanh.default: lambda x: 1.7 * torch.tanh(x)}})
+model = aot.compile(program, target="cpu:x86-64-v3").load(threads=1)
+print(model(torch.zeros(3)))
+```
+
+```console needs=torch
+$ python -W ignore decomposed.py
+[1. 1. 1.]
+```
+
+Quantized programs (`fake_quantize`, `torchao`) are not supported yet: export the float model.
+
+## Complex numbers
 
 Of complex tensors: {names(sorted({*COMPLEX, *(BY_PARTS & bases)}))}.
 

@@ -326,7 +326,13 @@ def exception(status: int, error: Error) -> AotError:
     """The exception for a status that is not AOT_OK."""
     kind = _ERRORS.get(status, RunError)
     text = error.message.decode(errors="replace") or f"status {status}"
-    return kind(text, where=error.where.decode(errors="replace"), hint=error.hint.decode(errors="replace"))
+    hint = error.hint.decode(errors="replace")
+    wanted, _, found = text.removeprefix("expected element type ").partition(", got ")
+    if kind is GuardError and found and wanted != text and error.where.startswith(b"input"):
+        from aot.runtime._tensors import conversion
+
+        hint = f"{hint} {conversion(wanted, found)}".rstrip()
+    return kind(text, where=error.where.decode(errors="replace"), hint=hint)
 
 
 def info(kind: type[Any]) -> Any:

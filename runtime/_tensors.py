@@ -7,6 +7,7 @@ which dimension is not row-major.
 from __future__ import annotations
 
 import ctypes
+from math import isfinite
 from typing import Any
 
 from aot.errors import GuardError, RunError
@@ -42,6 +43,7 @@ DTYPES = {
     "i4": ("int4", 0, 4),
     "u4": ("uint4", 1, 4),
 }
+_OF_NUMPY = frozenset(name for name in DTYPES if name not in ("bf16", "f8e4m3", "f8e5m2", "i4", "u4"))
 _BY_NUMPY = {numpy_name: (code, bits) for numpy_name, code, bits in DTYPES.values()}
 
 
@@ -86,6 +88,10 @@ def view(name: str, array: Any, *, writable: bool = False, stream: int | None = 
         return device_view(array)
     if module == "numpy" and hasattr(array, "__array_finalize__"):  # an array, not a scalar
         return _numpy_view(name, array, writable)
+    if module.startswith("numpy.") and hasattr(array, "__array_finalize__"):
+        if module.startswith("numpy.ma") and bool(array.mask.any()):
+            raise GuardError("some elements are masked", where=name, hint="Say what they are: array.filled(value).")
+        return _numpy_view(name, array, writable)
     if module == "torch" or module.startswith("torch."):
         return _torch_view(name, array)
     if hasattr(array, "__dlpack__"):
@@ -109,7 +115,10 @@ def view(name: str, array: Any, *, writable: bool = False, stream: int | None = 
 
 
 def of_number(name: str, value: Any, dtype: str, shape: tuple[int | str, ...]) -> Any:
-    """A number of Python as the array of an input of one element. Raises GuardError where it does not fit exactly."""
+    """A number of Python as the array of an input of one element, rounded to a float type.
+
+    Raises GuardError where it does not fit: of another kind, outside of the type's range.
+    """
     import numpy
 
     kinds = {"bool": (bool,), "i": (int,), "u": (int,)}.get(dtype if dtype == "bool" else dtype[0], (int, float))
@@ -119,13 +128,17 @@ def of_number(name: str, value: Any, dtype: str, shape: tuple[int | str, ...]) -
         fits = -(1 << (bits - 1)) * is_signed <= value < 1 << (bits - is_signed)
     elif fits:
         fits = abs(value) < 1 << 1000 or type(value) is float
+    if fits:
+        with numpy.errstate(over="ignore"):
+            made: Any = numpy.full(1, value, numpy_dtype(dtype)).reshape(shape)
+        fits = bool(numpy.isfinite(made).all()) or not isfinite(value)
     if not fits:
         raise GuardError(
             f"expected {dtype} {list(shape)}, got the number {value!r}",
             where=name,
             hint="Give an array of that type and shape, such as numpy.asarray makes; one element may be a number.",
         )
-    return numpy.full(shape, value, numpy_dtype(dtype))
+    return made
 
 
 def device_view(array: Any) -> View:
@@ -177,24 +190,46 @@ def _address(capsule: Any) -> int:
 
 
 def _numpy_view(name: str, array: Any, writable: bool) -> View:
+    if array.dtype.kind == "c":
+        raise _no_element_type(name, array.dtype)
     try:
         capsule = array.__dlpack__()  # ten times faster than reading its attributes
         return View(_get_pointer(capsule, b"dltensor"), array.shape, capsule)
-    except (BufferError, AttributeError, RuntimeError, ValueError):
+    except (BufferError, AttributeError, RuntimeError, TypeError, ValueError):
         pass  # read-only, or an element type that numpy's DLPack does not know
     if writable and not array.flags.writeable:
         raise GuardError("the output array is read-only", where=name, hint="Give an array that can be written to.")
     numpy_dtype = array.dtype
     if numpy_dtype.name not in _BY_NUMPY or not numpy_dtype.isnative:
-        raise GuardError(
-            f"no element type for numpy dtype {numpy_dtype}", where=name, hint="Convert the array to a numeric dtype."
-        )
+        raise _no_element_type(name, numpy_dtype)
     code, bits = _BY_NUMPY[numpy_dtype.name]
     item = numpy_dtype.itemsize
     if any(stride % item for stride in array.strides):
         raise GuardError("strides are not whole elements", where=name, hint="Make the array contiguous first.")
     strides = tuple(stride // item for stride in array.strides)
     return _filled(array.ctypes.data, 1, 0, code, bits, array.shape, strides, array)
+
+
+def _no_element_type(name: str, numpy_dtype: Any) -> GuardError:
+    """The error for an array whose elements no artifact takes, with how to make one that it may take."""
+    message, kind = f"no element type for numpy dtype {numpy_dtype}", numpy_dtype.kind
+    if numpy_dtype.names:
+        hint = f"Give one field, made contiguous: numpy.ascontiguousarray(array[{numpy_dtype.names[0]!r}])."
+    elif kind == "O":
+        hint = "It holds Python objects: array.astype('float32'), or the input's type, where they are numbers."
+    elif kind in "SUT":
+        message += ", which is text"
+        hint = "Convert texts to numbers first: tokens, or array.astype('float32') where they are written numbers."
+    elif kind in "mM":
+        hint = "Times are numbers of a unit: array.astype('int64')."
+    elif kind == "c":
+        hint = "Give its parts as a last axis of 2: numpy.stack([array.real, array.imag], -1)."
+    elif not numpy_dtype.isnative and numpy_dtype.newbyteorder("<").name in _BY_NUMPY:
+        message += ": its bytes are in big-endian order, expected little-endian"
+        hint = f"Convert it: array.astype({numpy_dtype.newbyteorder('<').str!r})."
+    else:
+        hint = "Convert the array to the input's type: array.astype('float32')."
+    return GuardError(message, where=name, hint=hint)
 
 
 def _torch_view(name: str, tensor: Any) -> View:
@@ -265,6 +300,16 @@ def type_name(tensor: Tensor) -> str:
     """The name of a tensor's element type, such as "f32"."""
     found = (name for name, (_, code, bits) in DTYPES.items() if (code, bits) == (tensor.dtype_code, tensor.dtype_bits))
     return next(found, "an unknown element type")
+
+
+def conversion(wanted: str, found: str) -> str:
+    """How numpy makes an array of an element type, for a hint: `wanted` and `found` are names such as "f32"."""
+    if wanted not in DTYPES:
+        return ""
+    numpy_name = DTYPES[wanted][0]
+    dtype = f"'{numpy_name}'" if wanted in _OF_NUMPY else f"ml_dtypes.{numpy_name}"
+    may_be_bits = wanted in ("f16", "bf16") and found in ("i16", "u16")
+    return f"In numpy: array.astype({dtype})" + (f", or array.view({dtype}) of its bits." if may_be_bits else ".")
 
 
 def copy_into(name: str, to: View, source: Tensor) -> None:

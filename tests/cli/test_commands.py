@@ -261,7 +261,7 @@ def test_bench(artifact: Path, runtime: SimpleNamespace, onnx_model: Path) -> No
     found = document("bench", artifact, "--against", onnx_model, "--seconds", 0.01, "--profile")
     (case,) = found["cases"]
     assert case["ratio"] == pytest.approx(case["artifact"]["median_s"] / case["reference"]["median_s"])
-    assert case["artifact"]["runs"] == case["reference"]["runs"] >= 5
+    assert case["artifact"]["runs"] == case["reference"]["runs"] >= 5 and case["agree"]
     assert case["artifact"]["p10_s"] <= case["artifact"]["median_s"] <= case["artifact"]["p90_s"]
     assert [step["step"] for step in case["steps"]] == ["matmul", "relu"]
     assert runtime.options["threads"] == 1
@@ -270,11 +270,12 @@ def test_bench(artifact: Path, runtime: SimpleNamespace, onnx_model: Path) -> No
 
 
 def test_bench_interleaves() -> None:
-    from aot.cli.cmd_bench import interleave, timing
+    from aot.cli.cmd_bench import Side, interleave, timing
 
     calls: list[str] = []
-    samples = interleave([lambda: calls.append("a"), lambda: calls.append("b")], 1e-9)
-    assert "".join(calls) == "aabb" + "abbaabbaab"
+    side = Side(lambda: calls.append("b"), lambda: calls.append("."))
+    samples = interleave([Side(lambda: calls.append("a")), side], 1e-9)
+    assert "".join(calls) == "aab.b." + "ab.b.aab.b.aab."
     assert [len(side) for side in samples] == [5, 5]
     assert timing([3.0, 1.0, 2.0]).median_s == 2.0
 

@@ -177,7 +177,7 @@ def test_every_command_names_what_it_was_given(tmp_path: Path) -> None:
         (("verify", COMPAT, "--against", COMPAT), "this is an artifact, already built", "aotc diff"),
         (("verify", COMPAT, "--against", weights), "that torch.save wrote", "torch.export"),
         (("bench", COMPAT, "--against", COMPAT), "this is an artifact, already built", "aotc diff"),
-        (("bench", COMPAT, "--against", program), "ONNX Runtime takes ONNX models alone", "aotc verify"),
+        (("bench", COMPAT, "--against", weights), "that torch.save wrote", "torch.export"),
         (("build", COMPAT), "this is an artifact, already built", "aotc run"),
         (("build", "--check", weights), "that torch.save wrote", "torch.export"),
         (("opt", COMPAT), "this is an artifact, already built", "aotc run"),
@@ -249,3 +249,53 @@ def test_what_pytorch_writes(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         load(module)
     assert "torch.export.export" in caught.value.hint
+
+
+FOLDERS: dict[str, tuple[tuple[str, ...], str, str]] = {  # the names in them, what they are, what to do
+    "other": (("notes.txt",), "a folder", ".onnx and .pt2"),
+    "empty": ((), "a folder", ".onnx and .pt2"),
+    "hugging face": (("config.json", "model.safetensors"), "a Hugging Face model", "from_pretrained"),
+    "adapter": (("adapter_config.json", "adapter_model.safetensors"), "a Hugging Face model", "from_pretrained"),
+    "optimum": (("config.json", "model.onnx"), "a folder", "Name the file in it: "),
+    "several": (("b.pt2", "a.onnx"), "a folder", "a.onnx, or another of its 2"),
+    "saved model": (("saved_model.pb", "variables"), "a TensorFlow SavedModel", "tf2onnx"),
+    "diffusers": (("model_index.json", "unet"), "a pipeline of several models", "diffusers"),
+    "unpacked": (("models", "data", "version"), "a torch.export program that was unpacked", ".pt2"),
+    "core ml": (("Manifest.json", "Data"), "a Core ML package", "Export the model"),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folders(name: str, tmp_path: Path) -> None:
+    names, what, remedy = FOLDERS[name]
+    folder = tmp_path / ("model.pt2" if name == "unpacked" else "model")
+    folder.mkdir()
+    for inner in names:
+        (folder / inner).write_bytes(b"")
+    for arguments, wanted in (
+        (("build", folder), "not an ONNX model or a torch.export program"),
+        (("build", "--check", folder), "not an ONNX model or a torch.export program"),
+        (("opt", folder), "not IR text or a model"),
+        (("verify", COMPAT, "--against", folder), "not a model to compare with"),
+        (("bench", COMPAT, "--against", folder), "not a model to compare with"),
+        (("run", folder), "not an artifact"),
+        (("inspect", folder), "not an artifact"),
+        (("diff", COMPAT, folder), "not an artifact"),
+    ):
+        result = invoke(*arguments)
+        assert result.exit_code == 2, arguments
+        for text in (f"this is {what}" if what == "a folder" else what, wanted, remedy, str(folder)):
+            assert text in " ".join(result.stderr.split()), (arguments, result.stderr)
+    for call, error in ((load, ModelError), (aot.compile, ModelError), (aot.load, ArtifactError)):
+        with pytest.raises(error) as caught:
+            call(folder)
+        assert what in caught.value.message and remedy in caught.value.hint
+    with pytest.raises(ArtifactError) as caught:
+        Artifact.open(folder)
+    assert what in caught.value.message
+
+
+def test_no_file(tmp_path: Path) -> None:
+    for arguments in (("build",), ("run",), ("opt",), ("verify", COMPAT, "--against")):
+        result = invoke(*arguments, tmp_path / "missing")
+        assert result.exit_code == 2 and "no such file" in result.stderr

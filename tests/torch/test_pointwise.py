@@ -256,3 +256,67 @@ def test_compiled(tmp_path: Path) -> None:
         )  # fmt: skip
 
     check_compiled(function, torch.linspace(-4, 4, 50), torch.arange(-25, 25), cache=tmp_path)
+
+
+# Numbers beside small integers
+
+
+NUMBERS = (0, 1, -1, -5, 127, 128, 200, 255, 256, 300, -128, -129, 32768, 40000, -40000, 1 << 31, -(1 << 40))
+BESIDE: dict[str, Callable[[Any, Any], Any]] = {
+    "gt": lambda x, n: x > n,
+    "ge": lambda x, n: x >= n,
+    "lt": lambda x, n: x < n,
+    "le": lambda x, n: x <= n,
+    "eq": lambda x, n: x == n,
+    "ne": lambda x, n: x != n,
+    "eq of a tensor": lambda x, n: x == torch.tensor(n),
+    "clamp from": lambda x, n: x.clamp(min=n),
+    "clamp to": lambda x, n: x.clamp(max=n),
+    "clamp": lambda x, n: x.clamp(-n, n),
+    "clamp by a tensor": lambda x, n: x.clamp(torch.tensor(n)),
+    "where": lambda x, n: torch.where(x > 1, x, n),
+    "masked_fill": lambda x, n: x.masked_fill(x > 1, n),
+    "full_like": torch.full_like,
+    "fill": lambda x, n: x.clone().fill_(n),
+    "index_fill": lambda x, n: x.index_fill(0, torch.tensor([1]), n),
+    "scatter": lambda x, n: x.scatter(0, torch.tensor([0, 2]), n),
+    "pad": lambda x, n: functional.pad(x, (1, 1), value=n),
+    "add": lambda x, n: x + n,
+    "rsub": lambda x, n: n - x,
+    "mul": lambda x, n: x * n,
+    "add scaled": lambda x, n: torch.add(x, x, alpha=n),
+    "and": lambda x, n: x & n,
+    "or": lambda x, n: x | n,
+    "logical_and": lambda x, n: torch.logical_and(x, torch.tensor(n)),
+    "logical_xor": lambda x, n: torch.logical_xor(x, torch.tensor(n)),
+    "isin": torch.isin,
+}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32"])
+def test_numbers_beside_small_integers(dtype: str) -> None:
+    """In range and out of it, as in eager; what eager refuses is left out."""
+    kind = getattr(torch, dtype)
+    limits = torch.iinfo(kind)
+    x = torch.tensor([0, 1, 2, 3, 100, limits.max, limits.min, limits.max - 1, 5], dtype=kind)
+    cases = []
+    for name, function in BESIDE.items():
+        for number in NUMBERS:
+            try:
+                cases.append((name, number, function(x, number)))
+            except RuntimeError:  # "value cannot be converted without overflow"
+                continue
+    assert len(cases) > 300
+    program = exported(lambda x: [BESIDE[name](x, number) for name, number, _ in cases], [x])
+    found = evaluate(load(program), [x.numpy()])
+    for (name, number, expected), array in zip(cases, found, strict=True):
+        assert array.dtype == expected.numpy().dtype, (name, number)
+        np.testing.assert_array_equal(array, expected.numpy(), err_msg=f"{name} {number}")
+
+
+def test_a_bound_that_eager_refuses() -> None:
+    """PyTorch exports it; it does not bind."""
+    x = torch.arange(200, 256, dtype=torch.uint8)
+    graph = load(exported(lambda x: (x.clamp(max=300), x.clamp(min=-300), x.clamp(0, 1e9)), [x]))
+    for array in evaluate(graph, [x.numpy()]):
+        np.testing.assert_array_equal(array, x.numpy())

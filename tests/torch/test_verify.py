@@ -193,3 +193,63 @@ def test_inputs_that_pytorch_does_not_take(built: tuple[Path, Path], tmp_path: P
     (tmp_path / "damaged.pt2").write_bytes(built[1].read_bytes()[:-300])
     assert verify(built[0], tmp_path / "damaged.pt2").exit_code in (1, 2)
     assert verify(built[0], tmp_path / "damaged.pt2", "--trust-pickle").exit_code in (1, 2)
+
+
+# bench
+
+
+def bench(artifact: Path, program: Path, *options: object) -> Result:
+    arguments = ["bench", str(artifact), "--against", str(program), "--seconds", "0.01", *map(str, options)]
+    return CliRunner().invoke(cli, arguments)
+
+
+def test_bench_runs_pytorch(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """On the same inputs, with state put back after each run; outputs that differ are told."""
+    artifact, program = built
+    result = bench(artifact, program, "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["reference"] == f"PyTorch {torch.__version__}"
+    (case,) = document["cases"]
+    assert case["agree"] and case["artifact"]["runs"] == case["reference"]["runs"] >= 5 and case["ratio"] > 0
+    assert "PyTorch" in bench(artifact, program, "--trust-pickle").stdout
+    exported = torch.export.load(program)
+    with torch.no_grad():
+        exported.state_dict["linear.bias"].add_(0.5)
+    torch.export.save(exported, tmp_path / "other.pt2")
+    result = bench(artifact, tmp_path / "other.pt2")
+    assert result.exit_code == 0 and "y, rest.0 differ from PyTorch" in result.stderr, result.stderr
+    assert json.loads(bench(artifact, tmp_path / "other.pt2", "--json").stdout)["cases"][0]["agree"] is False
+
+
+class Filling(torch.nn.Module):
+    """A cache with room for four rows: a fifth run without its state put back would fail in PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(4, 3))
+        self.register_buffer("position", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x: Any) -> Any:
+        self.rows.index_copy_(0, self.position, x)
+        self.position.add_(1)
+        return self.rows.sum(0)
+
+
+def test_bench_puts_state_back(tmp_path: Path) -> None:
+    torch.export.save(torch.export.export(Filling(), (torch.ones(1, 3),)), tmp_path / "m.pt2")
+    aot.compile(tmp_path / "m.pt2", "cpu:x86-64-v3").save(tmp_path / "m.aot")
+    result = bench(tmp_path / "m.aot", tmp_path / "m.pt2", "--json")
+    assert result.exit_code == 0, result.output
+    (case,) = json.loads(result.stdout)["cases"]
+    assert case["agree"] and case["reference"]["runs"] >= 5
+
+
+def test_bench_does_not_run_operators_of_other_packages(built: tuple[Path, Path], tmp_path: Path) -> None:
+    class Calls(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.ops.aotc_verify.writes(x)
+
+    torch.export.save(torch.export.export(Calls(), (torch.ones(3),)), tmp_path / "calls.pt2")
+    result = bench(built[0], tmp_path / "calls.pt2")
+    assert result.exit_code == 2 and "--trust-pickle" in result.stderr

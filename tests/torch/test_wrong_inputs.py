@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -92,6 +94,8 @@ def test_numbers_of_python_for_single_elements(scaled: Any) -> None:
         ("flag", 1, r"expected bool \[\], got the number 1"),
         ("rate", True, r"expected f32 \[\], got the number True"),
         ("rate", 10**400, "got the number 1000"),
+        ("rate", 1e40, r"expected f32 \[\], got the number 1e\+40"),
+        ("rate", -(10**40), "got the number -1000"),
         ("x", 1.0, r"expected f32 \[2\], got the number 1\.0"),
         ("count", "3", "expected a numpy array"),
         ("count", np.int64(3), "expected element type i32, got i64"),
@@ -103,6 +107,35 @@ def test_numbers_that_do_not_fit(name: str, wrong: Any, expected: str, scaled: A
     with pytest.raises(GuardError, match=expected) as caught:
         scaled.run(inputs)
     assert name in caught.value.where and caught.value.hint
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, 3.4e38, 1e-50])
+def test_numbers_at_the_ends_of_a_type(number: float, scaled: Any) -> None:
+    x = np.ones(2, np.float32)
+    found = scaled.run({"x": x, "count": 3, "rate": number, "flag": True})["output_0"]
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(found, (x * 3 + np.float32(number)) * 2)
+
+
+def test_half_types(cache: Path) -> None:
+    """An array of the wrong one, or of its bits, is refused with how to convert it."""
+
+    class Doubled(torch.nn.Module):
+        def forward(self, h: Any, b: Any) -> Any:
+            return h * 2, b * 2
+
+    model = compiled(Doubled(), (torch.ones(2).half(), torch.ones(2).bfloat16()), cache)
+    half, bfloat = np.ones(2, np.float16), np.ones(2, ml_dtypes.bfloat16)
+    assert model.run({"h": half, "b": bfloat})["output_1"].dtype == bfloat.dtype
+    for given, words in (
+        ({"h": bfloat, "b": bfloat}, ("expected element type f16, got bf16", "array.astype('float16').")),
+        ({"h": half, "b": half}, ("expected element type bf16, got f16", "array.astype(ml_dtypes.bfloat16).")),
+        ({"h": half, "b": bfloat.view("u2")}, ("bf16, got u16", "or array.view(ml_dtypes.bfloat16) of its bits")),
+        ({"h": half, "b": np.ones(2)}, ("bf16, got f64", "array.astype(ml_dtypes.bfloat16).")),
+    ):
+        with pytest.raises(GuardError) as caught:
+            model.run(given)
+        assert all(word in str(caught.value) for word in words), caught.value
 
 
 def test_an_argument_that_export_fixed(scaled: Any) -> None:
