@@ -21,9 +21,7 @@ BACKEND = CudaBackend()
 TARGET = BACKEND.target("sm_90a")
 
 
-def check(
-    kernel: Kernel, symbols: dict[str, int] | None = None, seed: int = 0, schedule: Tile | None = None
-) -> str:
+def check(kernel: Kernel, symbols: dict[str, int] | None = None, seed: int = 0, schedule: Tile | None = None) -> str:
     """Runs and compares; the schedule."""
     random = np.random.default_rng(seed)
     arrays = []
