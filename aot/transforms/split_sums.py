@@ -70,14 +70,9 @@ def _parts(graph: Graph, node: Node, multiprocessors: int) -> int:
     left, right = node.operands
     summed, columns = right.type.shape[-2:]
     is_weight = right in graph.consts and left not in graph.consts and right.type.rank == 2
-    products = [reader for reader in graph.users[left] if reader.op == "matmul"]
-    if (
-        not is_weight
-        or len(products) > 1
-        or not isinstance(summed, int)
-        or not isinstance(columns, int)
-        or columns == 0
-    ):
+    if not is_weight or not isinstance(summed, int) or not isinstance(columns, int) or columns == 0:
+        return 1
+    if sum(reader.op == "matmul" for reader in graph.users[left]) > 1:  # the gate of a gated layer is one kernel
         return 1
     least, most = bounds(product(left.type.shape[:-1]))
     if least < LEAST_ROWS or most > MOST_ROWS or left.type.dtype not in (F16, BF16, F32):

@@ -182,7 +182,7 @@ def aligned(array: Any) -> Any:
 
 
 def test_a_host_pointer_given_as_one_of_the_device(perceptron: Any) -> None:
-    with pytest.raises(GuardError, match="expected memory of device 0.*which the driver knows as") as told:
+    with pytest.raises(GuardError, match=r"expected memory of device 0.*which the driver knows as") as told:
         perceptron.run({"x": Pretended(aligned(draw("perceptron", 3)))})
     assert "device memory" in str(told.value)
     assert np.isfinite(result(perceptron.run({"x": draw("perceptron", 3)}))).all()
@@ -198,8 +198,7 @@ def test_memory_of_another_device(perceptron: Any) -> None:
 def test_two_sessions_that_update_one_state_without_an_order() -> None:
     first, second = torch.cuda.Stream(), torch.cuda.Stream()
     with load("kept") as one, load("kept") as other:
-        names = [spec.name for spec in one.inputs if spec.name not in one.new_state()]
-        feeds = dict(zip(names, (torch.ones(1, 64, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda"))))
+        feeds = {"x": torch.ones(1, 64, device="cuda"), "place": torch.zeros(1, dtype=torch.int64, device="cuda")}
         cache = one.new_state()
         one.run(feeds, state=cache, stream=first)
         other.run(feeds, state=cache, stream=first)

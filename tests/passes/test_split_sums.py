@@ -163,7 +163,7 @@ def test_the_norm_adds_up_the_parts(dtype: DType, precision: str) -> None:
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize(("rows", "summed", "columns"), [(5, 1024, 33), (16, 2048, 96), (64, 3072, 17)])
 def test_the_kernel_of_parts(dtype: DType, rows: int, summed: int, columns: int) -> None:
-    done, (product, _) = kernels(step(rows, summed, columns, dtype=dtype))
+    _, (product, _) = kernels(step(rows, summed, columns, dtype=dtype))
     emitted = BACKEND.emit(product, TARGET)
     parts = product.outputs[0].type.shape[0]
     ((number, packed),) = emitted.packed.items()
