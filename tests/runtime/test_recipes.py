@@ -178,6 +178,31 @@ def test_transpose() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", ["i8", "f16", "f32", "f64"])
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [
+        ((300, 270), (1, 0)),
+        ((3, 130, 257), (2, 0, 1)),
+        ((129, 2, 150), (2, 1, 0)),
+        ((1, 300), (1, 0)),
+        ((5, 1, 600), (2, 1, 0)),
+    ],
+)
+def test_large_transposes(shape: tuple[int, ...], order: tuple[int, ...], dtype: str) -> None:
+    """Beyond one square of those that the runtime copies at a time, and with rests."""
+    w = random(*shape, dtype=dtype)
+    np.testing.assert_array_equal(check((recipe.source(0), recipe.transpose(shape, order)), w), w.transpose(order))
+
+
+def test_a_part_of_a_transpose() -> None:
+    """Strides in the source, and an axis that is read again and again."""
+    w = random(300, 290)
+    step = RecipeStep(RecipeOp.PACK, shape=(140, 3, 150), coefficients=((0, 0, 2), (1, 0, 0)))
+    found = check((recipe.source(0), step), w)
+    np.testing.assert_array_equal(found, np.repeat(w[::2, :140].T[:, None], 3, axis=1))
+
+
 def test_batch_norm_folded_into_a_convolution() -> None:
     """w * (scale / sqrt(variance + epsilon)), as the folding pass writes it."""
     w, scale, variance = random(6, 3, 3, 3), random(6, seed=1), np.abs(random(6, seed=2))
