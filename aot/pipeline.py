@@ -52,7 +52,7 @@ TARGET_PASSES: tuple[Pass, ...] = (
     split_keys,
     join,  # before assign_layouts, which gives the parts the strides of the whole  [tests/passes/test_join.py]
     join_alike,  # after join, which makes neighbours of queries and keys  [tests/passes/test_join_alike.py]
-    split_sums,  # after join, which makes one product of several  [tests/passes/test_split_sums.py]
+    split_sums,  # after join, which makes one product of several  [tests/cuda/test_split_sums.py]
     assign_layouts,  # before fuse: it inserts copies, which fuse into their neighbours
     fuse,
     narrow,  # before settle_state: a cache that is read without its cast is read before it is overwritten

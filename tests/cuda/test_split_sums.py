@@ -25,6 +25,7 @@ from aot.program import RecipeOp
 from aot.transforms.split_sums import split_sums
 from aot.verify import verify
 from tests.cuda import interpreter
+from tests.cuda.test_precision import ordered, run
 
 BACKEND = CudaBackend()
 TARGET = BACKEND.target("sm_90a")
@@ -174,6 +175,16 @@ def test_the_kernel_of_parts(dtype: DType, rows: int, summed: int, columns: int)
     (got,) = interpreter.run(product, emitted, [cut[1], cut[0]] if number == 0 else [*cut])
     wanted = np.matmul(*(each.astype("f8") for each in cut))
     np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [(F32, "fp32"), (F32, "fp16"), (F16, "fp32"), (BF16, "fp32")])
+@pytest.mark.parametrize(("rows", "summed", "columns"), [(5, 1024, 33), (17, 2048, 70)])
+def test_a_step_through_its_kernels(dtype: DType, precision: str, rows: int, summed: int, columns: int) -> None:
+    graph = step(rows, summed, columns, dtype=dtype)
+    done, given_context = ordered(graph, precision)
+    got, sources = run(done, given_context, given(graph, rows))
+    assert len(sources) == 2
+    agree(got, evaluate(graph, given(graph, rows)), F16 if precision == "fp16" else dtype)
 
 
 def test_cubins() -> None:
