@@ -32,6 +32,7 @@ from aot.program import (
     Space,
     Step,
 )
+from aot.recipe import simplified
 from aot.storage import Slot, pointer_offset_bytes, slots
 from aot.target import Target
 from aot.transforms.place import Plan, place_buffers
@@ -315,7 +316,7 @@ class _ConstantTable:
         steps = packed.recipe if packed is not None else ()
         key = (const.digest, steps)
         if key not in self._number:
-            recipe = (*self._recipe(const), *steps)
+            recipe = simplified((*self._recipe(const), *steps), [source.const.shape for source in self.sources])
             dtype = packed.dtype if packed is not None else const.dtype.number
             shape = packed.shape if packed is not None else const.shape
             name = self._fresh(const.source or f"const_{const.digest[:8]}")

@@ -57,6 +57,11 @@ class BackendInfo(Protocol):
         ...
 
     @property
+    def splits_sums(self) -> bool:
+        """Whether products of few rows are better made in parts of their sums."""
+        ...
+
+    @property
     def precisions(self) -> frozenset[str]:
         """The precisions of float arithmetic that it has; see CompileOptions."""
         ...
@@ -140,6 +145,11 @@ class Context:
     def splits_keys(self) -> bool:
         """Whether the backend makes attention of few queries better in parts of its keys."""
         return self.backend is not None and self.backend.splits_keys
+
+    @property
+    def splits_sums(self) -> bool:
+        """Whether the backend makes products of few rows better in parts of their sums."""
+        return self.backend is not None and self.backend.splits_sums
 
     def allow(self, rule: str, where: str = "") -> bool:
         """Asked before a rewrite fires: counts it, and says no when it is disabled or beyond --bisect."""

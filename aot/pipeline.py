@@ -24,6 +24,7 @@ from aot.transforms.recognize import recognize
 from aot.transforms.roll import roll
 from aot.transforms.simplify import simplify
 from aot.transforms.split_keys import split_keys
+from aot.transforms.split_sums import split_sums
 from aot.transforms.state import settle_state
 
 CORE_PASSES: tuple[Pass, ...] = (
@@ -51,6 +52,7 @@ TARGET_PASSES: tuple[Pass, ...] = (
     split_keys,
     join,  # before assign_layouts, which gives the parts the strides of the whole  [tests/passes/test_join.py]
     join_alike,  # after join, which makes neighbours of queries and keys  [tests/passes/test_join_alike.py]
+    split_sums,  # after join, which makes one product of several  [tests/cuda/test_split_sums.py]
     assign_layouts,  # before fuse: it inserts copies, which fuse into their neighbours
     fuse,
     narrow,  # before settle_state: a cache that is read without its cast is read before it is overwritten

@@ -9,6 +9,8 @@ dtype, follows numpy's broadcasting, and computes f16 and bf16 in f32, rounding 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
@@ -169,3 +171,133 @@ def pack_convolution(o: int, c: int, kh: int, kw: int, groups: int = 1, panel: i
 def winograd() -> RecipeStep:
     """[O, C, 3, 3] -> [16, C, O] for F(2x2, 3x3)."""
     return RecipeStep(RecipeOp.WINOGRAD)
+
+
+# Simplification: the layers of a compiler each move a weight's elements, and often back again.
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """A step with the trees of its operands, and the shape of its result."""
+
+    step: RecipeStep
+    parts: tuple[_Tree, ...]
+    shape: tuple[int, ...]
+
+    def steps(self) -> tuple[RecipeStep, ...]:
+        return (*(step for part in self.parts for step in part.steps()), self.step)
+
+
+def simplified(recipe: Sequence[RecipeStep], shapes: Sequence[tuple[int, ...]]) -> tuple[RecipeStep, ...]:
+    """A recipe with the same result, bit for bit, in which copies of copies are one copy, or none.
+
+    `shapes` are those of the sources.
+    """
+    stack: list[_Tree] = []
+    for step in recipe:
+        if step.op == RecipeOp.SOURCE:
+            stack.append(_Tree(step, (), tuple(shapes[step.operands[0]])))
+        elif step.op == RecipeOp.SCALAR:
+            stack.append(_Tree(step, (), ()))
+        elif step.op in _BINARY or step.op == RecipeOp.CONCAT:
+            count = step.operands[1] if step.op == RecipeOp.CONCAT else 2
+            parts = tuple(stack[-count:])
+            del stack[-count:]
+            stack.append(_joined(step, parts))
+        elif step.op in (RecipeOp.PACK, RecipeOp.RESHAPE):
+            stack.append(_moved(step, stack.pop()))
+        elif step.op == RecipeOp.WINOGRAD:
+            part = stack.pop()
+            stack.append(_Tree(step, (part,), (16, part.shape[1], part.shape[0])))
+        else:
+            part = stack.pop()
+            stack.append(_Tree(step, (part,), part.shape))
+    (tree,) = stack
+    return tree.steps()
+
+
+def _joined(step: RecipeStep, parts: tuple[_Tree, ...]) -> _Tree:
+    shapes = [part.shape for part in parts]
+    if step.op != RecipeOp.CONCAT:
+        return _Tree(step, parts, np.broadcast_shapes(*shapes))
+    axis = step.operands[0]
+    total = sum(shape[axis] for shape in shapes)
+    return _Tree(step, parts, (*shapes[0][:axis], total, *shapes[0][axis + 1 :]))
+
+
+def _moved(step: RecipeStep, part: _Tree) -> _Tree:
+    """A copy or a reshape of a tree, done as early as can be."""
+    if step.op == RecipeOp.RESHAPE:
+        if part.shape == step.shape:
+            return part
+        if part.step.op == RecipeOp.RESHAPE:
+            return _moved(step, part.parts[0])
+        return _Tree(step, (part,), step.shape)
+    order = _permutation(step.coefficients, step.shape, part.shape)
+    if order == tuple(range(len(part.shape))):
+        return part
+    inner = part.step
+    if inner.op == RecipeOp.CAST:  # zeros stay zeros
+        moved = _moved(step, part.parts[0])
+        return _Tree(inner, (moved,), moved.shape)
+    if inner.op == RecipeOp.CONCAT and order is not None:
+        moves = [transpose(each.shape, order) for each in part.parts]
+        axis = order.index(inner.operands[0])
+        moved_parts = tuple(_moved(move, each) for move, each in zip(moves, part.parts, strict=True))
+        return _joined(concat(axis, len(moved_parts)), moved_parts)
+    below = None
+    if inner.op == RecipeOp.PACK:
+        source = part.parts[0].shape
+        if _permutation(inner.coefficients, inner.shape, source) or _stays_inside(step, part.shape):
+            below = inner.coefficients
+    elif inner.op == RecipeOp.RESHAPE and _stays_inside(step, part.shape):
+        below = _split(part.parts[0].shape, part.shape)
+    if below is None:
+        return _Tree(step, (part,), step.shape)
+    columns = range(len(step.shape))
+    rows = tuple(
+        tuple(sum(f * step.coefficients[middle][column] for middle, f in enumerate(row)) for column in columns)
+        for row in below
+    )
+    return _moved(replace(step, coefficients=rows), part.parts[0])
+
+
+def _permutation(
+    rows: tuple[tuple[int, ...], ...], shape: tuple[int, ...], source: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """The order that a copy gives the axes of its source, as numpy.transpose takes it; None where it does more."""
+    if len(shape) != len(source) or any(sum(map(abs, row)) != 1 or max(row) != 1 for row in rows):
+        return None
+    places = [row.index(1) for row in rows]
+    if len(set(places)) != len(places) or any(shape[place] != n for place, n in zip(places, source, strict=True)):
+        return None
+    return tuple(places.index(axis) for axis in range(len(shape)))
+
+
+def _stays_inside(step: RecipeStep, source: tuple[int, ...]) -> bool:
+    """Whether a copy reads no element outside of its source."""
+    if 0 in step.shape:
+        return False
+    for row, extent in zip(step.coefficients, source, strict=True):
+        reach = [factor * (size - 1) for factor, size in zip(row, step.shape, strict=True)]
+        if sum(min(r, 0) for r in reach) < 0 or sum(max(r, 0) for r in reach) >= extent:
+            return False
+    return True
+
+
+def _split(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[tuple[int, ...], ...] | None:
+    """Coefficients [axis before][axis after] of a reshape that only splits axes; None for others."""
+    rows: list[tuple[int, ...]] = []
+    place = 0
+    for extent in before:
+        start, size = place, 1
+        while place < len(after) and (size < extent or (size == extent and after[place] == 1)):
+            size *= after[place]
+            place += 1
+        if size != extent:
+            return None
+        row = [0] * len(after)
+        for axis in range(start, place):
+            row[axis] = prod(after[axis + 1 : place])
+        rows.append(tuple(row))
+    return tuple(rows) if place == len(after) else None

@@ -71,6 +71,8 @@ class Backend(Protocol):
     """Whether products of one left operand are better made by one kernel; then a ContractRoot may have others."""
     splits_keys: bool
     """Whether attention of few queries is better made in parts of its keys; then it has a kernel for parts."""
+    splits_sums: bool
+    """Whether products of few rows are better made in parts of their sums, which what follows adds up."""
     precisions: frozenset[str]
     """The precisions of float arithmetic that it has; programs asked for in another are in fp32."""
 

@@ -39,6 +39,7 @@ def load(
     context: int | None = None,
     graphs: bool = True,
     early_start: bool = True,
+    poison: bool = False,
 ) -> Model:
     """Loads an artifact from a path or from its bytes.
 
@@ -52,6 +53,7 @@ def load(
     `device`: the number of the GPU, for code that runs on one; `context`: a CUcontext instead of its primary one.
     `graphs`: on a GPU, launch a run as one CUDA graph; without, kernel by kernel, with the same bits. `early_start`:
     kernels may start before those ahead of them have ended, and wait inside; without it too, the bits are the same.
+    `poison`: on a GPU, fill intermediate values and results with NaN before each run: for tests.
 
     Raises ArtifactError for a file that is damaged or of another version, TargetError where it has no
     code for this machine.
@@ -69,6 +71,7 @@ def load(
         context=context,
         graphs=graphs,
         early_start=early_start,
+        poison=poison,
     )
 
 

@@ -24,7 +24,7 @@ from aot.runtime import _library as native
 from aot.runtime import _tensors
 
 _MAP_WEIGHTS, _ANY_WEIGHTS = 1, 2
-_PROFILE, _NO_GRAPH, _FULL_EDGES = 1, 4, 8
+_PROFILE, _NO_GRAPH, _FULL_EDGES, _POISON = 1, 4, 8, 16
 _NUMBERS = (int, float, bool)  # of Python, which stand for an input of one element
 _LONGEST_SECONDS = 1e9  # a longer timeout is none
 _I64 = range(-(1 << 63), 1 << 63)
@@ -112,6 +112,7 @@ class Model:
         context: int | None = None,
         graphs: bool = True,
         early_start: bool = True,
+        poison: bool = False,
     ) -> None:
         if threads is not None and not (isinstance(threads, int) and 1 <= threads < 1 << 31):
             raise RunError(f"threads must be a number, at least 1, got {threads!r}")
@@ -121,7 +122,7 @@ class Model:
         self._options = native.info(native.SessionOptions)
         self._options.thread_count = threads or 0
         self._options.plan_cache_size = plan_cache_size
-        self._options.flags = (0 if graphs else _NO_GRAPH) | (0 if early_start else _FULL_EDGES)
+        self._options.flags = (0 if graphs else _NO_GRAPH) | (0 if early_start else _FULL_EDGES) | poison * _POISON
         options = native.info(native.LoadOptions)
         options.target = target.encode() if target else None
         options.flags = (_MAP_WEIGHTS if map_weights else 0) | (0 if verify_weights else _ANY_WEIGHTS)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from aot.dims import Dim, product, typical
+from aot.dtypes import BF16, F16, F32
 from aot.ir import ROW_MAJOR, Const, Graph, Level, Node, Value, live
 from aot.lower import OWNED_KINDS, POOLS, ROOT_OPS
 from aot.ops import OPS, Kind
@@ -241,6 +242,8 @@ class _Fuser:
         """The reason a merge is not possible, or None."""
         if producer.is_owned or consumer.is_owned:
             return "an op that writes its results itself is a kernel of its own"
+        if self._widens(producer, consumer):
+            return None
         if producer.root is not None and consumer.root is not None and not self._shares_left(producer, consumer):
             return "both have loops of their own"
         if _size(producer) + _size(consumer) > MOST_NODES:
@@ -318,6 +321,21 @@ class _Fuser:
             if node.op in ("gather", "gather_elements", "gather_nd") and node.operands[0] in values:
                 return "only the elements that are looked up should be computed, and they are looked up at random"
         return None
+
+    def _widens(self, producer: _Cluster, consumer: _Cluster) -> bool:
+        """Whether the first only widens a factor of the second, which is multiplied as it lies in memory."""
+        node, root = producer.nodes[0], consumer.root
+        return (
+            self.context.splits_sums
+            and root is not None
+            and root.op == "matmul"
+            and len(producer.nodes) == 1
+            and node.op == "cast"
+            and node.output.type.dtype == F32
+            and node.operands[0].type.dtype in (F16, BF16)
+            and set(self.graph.users[node.output]) == {root}
+            and node.output not in self.outputs
+        )
 
     def _relayout_reason(self, producer: _Cluster, consumer: _Cluster) -> str | None:
         root_order = producer.root.outputs[0].type.order if producer.root is not None else None

@@ -240,7 +240,15 @@ class _Narrowing:
             return f"the result of a {node.attrs['kind']}"
         if typical(value.type.elements) < max(typical(other.type.elements) for other in node.outputs):
             return "a row statistic"
+        if self._is_in_parts(value):
+            return "parts of a sum"
         return "beyond the range of f16" if value in self.huge else None
+
+    def _is_in_parts(self, value: Value) -> bool:
+        """Whether a value is what split_sums made of a product: readers take one part of its first axis each."""
+        cuts = [node for node, _ in self.uses.get(value, ())]
+        shape = (1, *value.type.shape[1:])
+        return len(cuts) > 1 and all(node.op == "slice" and node.output.type.shape == shape for node in cuts)
 
     # The new graph.
 

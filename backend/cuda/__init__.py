@@ -46,6 +46,7 @@ class CudaBackend:
     has_halos = False
     joins_products = True
     splits_keys = True
+    splits_sums = True
     precisions: frozenset[str] = frozenset({"fp32", "tf32", "fp16", "bf16"})
 
     def target(self, architecture: str) -> Target:

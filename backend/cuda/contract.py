@@ -48,9 +48,11 @@ STREAM_ELEMENTS = 8192
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is cut: rows, columns, summed elements of a step; warps; steps in flight.
+    """How a product is cut: rows, columns, summed elements of a step; warps; steps in flight; sums of an element.
 
-    The columns are those of all right operands together.
+    The columns are those of all right operands together. With several sums of an element, each warp multiplies a part
+    of a step's elements for the whole tile, and the parts are added after the last step: with few rows a single sum is
+    a chain of multiplications that wait for each other.
     """
 
     rows: int
@@ -58,9 +60,11 @@ class Tile:
     summed: int
     warps: int
     stages: int
+    sums: int = 1
 
     def __str__(self) -> str:
-        return f"{self.rows} x {self.columns} x {self.summed}, {self.warps} warps, {self.stages} stages"
+        sums = f", {self.sums} sums" if self.sums > 1 else ""
+        return f"{self.rows} x {self.columns} x {self.summed}, {self.warps} warps, {self.stages} stages{sums}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +199,11 @@ class _Contract:
         tile, code, root = self._choose(operand), self.code, self.root
         if isinstance(self.summed, int):
             step = max(min(tile.summed, power_of_two(self.summed)), 16)
-            tile = Tile(tile.rows, tile.columns, step, tile.warps, tile.stages)
+            tile = replace(tile, summed=step, sums=min(tile.sums, step // 16))
         width = tile.columns // len(root.rights)
+        part = tile.summed // tile.sums
+        lead = f"{tile.sums}, " if tile.sums > 1 else ""
+        down_k, across_k = ("[:, :, None]", "[:, None, :]") if lead else ("[:, None]", "[None, :]")
         tiling = Tiling(code, self.dims)
         renderer = Renderer(self.kernel, self.dims, code)
         down, across = dimension.ceildiv(self.rows, tile.rows), dimension.ceildiv(self.columns, width)
@@ -220,20 +227,23 @@ class _Contract:
             outer = Scope(renderer, batch, [], "(1, 1)")
             sums = self._names("acc")
             for name in sums:
-                code.line(f"{name} = tl.zeros(({tile.rows}, {width}), tl.float32)")
+                code.line(f"{name} = tl.zeros(({lead}{tile.rows}, {width}), tl.float32)")
             whole = isinstance(self.summed, int) and self.summed % tile.summed == 0
             with code.block(f"for at in range(0, {self.dims.text(self.summed)}, {tile.summed})"):
-                code.line(f"k = {renderer.index('at')} + tl.arange(0, {tile.summed})")
+                places = f"tl.arange(0, {part})"
+                if lead:
+                    places = f"tl.arange(0, {tile.sums})[:, None] * {part} + {places}[None, :]"
+                code.line(f"k = {renderer.index('at')} + {places}")
                 mask = None if whole else f"(k < {self.dims.text(self.summed)})"
                 left = Scope(
-                    renderer, {**m, root.k: "k[None, :]"},
-                    [m_dim, TileDim(frozenset({root.k}), mask and f"{mask}[None, :]")],
-                    f"({tile.rows}, {tile.summed})", outer,
+                    renderer, {**m, root.k: f"k{across_k}"},
+                    [m_dim, TileDim(frozenset({root.k}), mask and f"{mask}{across_k}")],
+                    f"({lead}{tile.rows}, {part})", outer,
                 )  # fmt: skip
                 right = Scope(
-                    renderer, {**n, root.k: "k[:, None]"},
-                    [TileDim(frozenset({root.k}), mask and f"{mask}[:, None]"), n_dim],
-                    f"({tile.summed}, {width})", outer,
+                    renderer, {**n, root.k: f"k{down_k}"},
+                    [TileDim(frozenset({root.k}), mask and f"{mask}{down_k}"), n_dim],
+                    f"({lead}{part}, {width})", outer,
                 )  # fmt: skip
                 a, *rights = (
                     self._operand(scope, expr, operand)
@@ -242,6 +252,8 @@ class _Contract:
                 precision = '"ieee"' if operand == F32 and "tf32" not in self.target.features else '"tf32"'
                 for name, b in zip(sums, rights, strict=True):
                     code.line(f"{name} = tl.dot({a}, {b}, {name}, input_precision={precision})")
+            for name in sums if lead else ():
+                code.line(f"{name} = tl.sum({name}, axis=0)")
             self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({tile.rows}, {width})", sums)
         is_heavy = typical(self.summed) > FEW_STEPS * tile.summed
         return self._finish(tiling, tile.warps, tile.stages, f"tiles of {tile}", is_heavy)
@@ -412,12 +424,13 @@ class _Contract:
         `load` is the right operand over logical indices, `flat` over offsets.
         """
         root = self.root
-        wanted = [*(a for a in self.column_axes if self.kernel.axes[a].extent != 1), root.k]
+        batch = [a for a in self.batch_axes if a in free_axes(load)]
+        wanted = [*(a for a in (*batch, *self.column_axes) if self.kernel.axes[a].extent != 1), root.k]
         shape = tuple(self.kernel.axes[a].extent for a in wanted)
         others = [root.a, *(store.value for store in self.kernel.stores)]
         if any(node.op == "load" and node.payload == load.payload for other in others for node in walk(other)):
             return None
-        if load.op != "load" or not self._is_weight(flat) or self._runs_along_k() or self.batch != 1:
+        if load.op != "load" or not self._is_weight(flat) or self._runs_along_k():
             return None
         type_ = self.source.inputs[load.payload].type
         if len(load.args) != type_.rank or any(a.op not in ("axis", "const") for a in load.args):

@@ -1,6 +1,7 @@
 // Only basic IEEE operations in a fixed order. Built with -ffp-contract=off, so that no multiply-add is fused.
 #include "recipe.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace aot {
@@ -377,6 +378,7 @@ private:
                 fail("coefficients too large");
             }
         }
+        if (copy_in_squares(to, from, coefficients, strides, item)) return to;
         const int64_t inner = to.shape[rank - 1];
         int64_t index[kMaxRank] = {}, base[kMaxRank] = {};
         uint8_t *out = to.data.data();
@@ -412,6 +414,71 @@ private:
             }
         }
         return to;
+    }
+
+    // A transposition: neighbours in the source are neighbours along another axis than the last. In squares, each line of
+    // the source's memory is read once. False where it is something else, or reads elements outside of the source.
+    bool copy_in_squares(Tensor &to, const Tensor &from, const int64_t *coefficients, const uint64_t *source_strides,
+                         size_t item) const {
+        const size_t rank = to.shape.size(), source_rank = from.shape.size();
+        size_t steps[kMaxRank] = {}, across = rank;
+        for (size_t source = 0; source < source_rank; ++source) {
+            int64_t last = 0;
+            for (size_t axis = 0; axis < rank; ++axis) {
+                const int64_t c = coefficients[source * rank + axis];
+                if (c < 0) return false;
+                last += c * (to.shape[axis] - 1);
+                steps[axis] += static_cast<size_t>(c) * source_strides[source];
+            }
+            if (last >= from.shape[source]) return false;
+        }
+        for (size_t axis = 0; axis + 1 < rank; ++axis) {
+            if (steps[axis] == 1 && to.shape[axis] > 1) across = axis;
+        }
+        if (across == rank || steps[rank - 1] == 1) return false;
+        switch (item) {
+            case 1: squares<uint8_t>(to, from, steps, across); break;
+            case 2: squares<uint16_t>(to, from, steps, across); break;
+            case 4: squares<uint32_t>(to, from, steps, across); break;
+            default: squares<uint64_t>(to, from, steps, across); break;
+        }
+        return true;
+    }
+
+    template <class T> static void squares(Tensor &to, const Tensor &from, const size_t *steps, size_t across) {
+        constexpr size_t kSide = 256 / sizeof(T);
+        const size_t rank = to.shape.size(), width = static_cast<size_t>(to.shape[rank - 1]);
+        const size_t height = static_cast<size_t>(to.shape[across]), step = steps[rank - 1];
+        size_t strides[kMaxRank], next = 1;
+        for (size_t axis = rank; axis-- > 0;) strides[axis] = next, next *= static_cast<size_t>(to.shape[axis]);
+        const T *in = reinterpret_cast<const T *>(from.data.data());
+        T *out = reinterpret_cast<T *>(to.data.data());
+        int64_t index[kMaxRank] = {};
+        for (bool more = true; more;) {
+            for (size_t row = 0; row < height; row += kSide) {
+                const size_t rows = std::min(kSide, height - row);
+                for (size_t column = 0; column < width; column += kSide) {
+                    const size_t columns = std::min(kSide, width - column);
+                    for (size_t r = row; r < row + rows; ++r) {
+                        const T *source = in + r + column * step;
+                        T *target = out + r * strides[across] + column;
+                        for (size_t c = 0; c < columns; ++c) target[c] = source[c * step];
+                    }
+                }
+            }
+            more = false;
+            for (size_t axis = rank - 1; axis-- > 0;) {
+                if (axis == across) continue;
+                in += steps[axis], out += strides[axis];
+                if (++index[axis] < to.shape[axis]) {
+                    more = true;
+                    break;
+                }
+                in -= steps[axis] * static_cast<size_t>(to.shape[axis]);
+                out -= strides[axis] * static_cast<size_t>(to.shape[axis]);
+                index[axis] = 0;
+            }
+        }
     }
 
     void concat(const RecipeEntry &r) {

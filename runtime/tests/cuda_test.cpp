@@ -197,7 +197,8 @@ void too_old_or_missing() {
 }
 
 void runs() {
-    for (uint32_t flags : {0u, unsigned(AOT_SESSION_NO_GRAPH), unsigned(AOT_SESSION_PROFILE), unsigned(AOT_SESSION_FULL_EDGES)}) {
+    for (uint32_t flags : {0u, unsigned(AOT_SESSION_NO_GRAPH), unsigned(AOT_SESSION_PROFILE), unsigned(AOT_SESSION_FULL_EDGES),
+                           unsigned(AOT_SESSION_POISON), unsigned(AOT_SESSION_POISON | AOT_SESSION_NO_GRAPH)}) {
         fake_machine(1, 90, 13000, 1 << 30);
         aot_model *model = load();
         aot_session *session = session_of(model, flags);
@@ -216,6 +217,7 @@ void runs() {
         const bool plain = flags & (AOT_SESSION_NO_GRAPH | AOT_SESSION_PROFILE);
         CHECK((fake_count("graph_launch") == 0) == plain);
         CHECK((fake_count("early") == 0) == (flags == AOT_SESSION_FULL_EDGES || flags == AOT_SESSION_PROFILE));
+        CHECK((fake_count("set_bytes") > 0) == ((flags & AOT_SESSION_POISON) != 0));
         uint64_t times[4];
         uint32_t program = 9;
         CHECK(aot_session_profile(session, times, 4, &program) == (flags == AOT_SESSION_PROFILE ? 4u : 0u));

@@ -585,6 +585,14 @@ Result cuMemcpyAsync(Address to, Address from, size_t bytes, Stream stream) {
     copy(stream_of(stream), target, source, bytes, is_device(target), is_device(source));
     return 0;
 }
+Result cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Stream stream) {
+    BEGIN("cuMemsetD8Async");
+    current();
+    w.counts["set_bytes"] += static_cast<long>(bytes);
+    const std::vector<unsigned char> values(bytes, value);
+    copy(stream_of(stream), reinterpret_cast<void *>(to), values.data(), bytes, true, false);
+    return 0;
+}
 Result cuPointerGetAttributes(unsigned count, const int *attributes, void *const *values, Address pointer) {
     BEGIN("cuPointerGetAttributes");
     auto above = w.pieces.upper_bound(pointer);

@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("triton", reason="the CUDA backend compiles with Triton, which is not installed")
 
 from aot.backend.cuda import CudaBackend
-from aot.backend.cuda.contract import FEW_ROWS
+from aot.backend.cuda.contract import FEW_ROWS, Tile, emit_contract
 from aot.dims import Symbol
-from aot.dtypes import BF16, F16, F64, I32, I64, DType
+from aot.dtypes import BF16, F16, F32, F64, I32, I64, DType
 from aot.ir import Layout
 from aot.kernel import ContractRoot, Kernel
 from tests.backend.kernels import matmul_kernel
@@ -21,7 +21,7 @@ BACKEND = CudaBackend()
 TARGET = BACKEND.target("sm_90a")
 
 
-def check(kernel: Kernel, symbols: dict[str, int] | None = None, seed: int = 0) -> str:
+def check(kernel: Kernel, symbols: dict[str, int] | None = None, seed: int = 0, schedule: Tile | None = None) -> str:
     """Runs and compares; the schedule."""
     random = np.random.default_rng(seed)
     arrays = []
@@ -33,7 +33,7 @@ def check(kernel: Kernel, symbols: dict[str, int] | None = None, seed: int = 0) 
             if dtype.is_float
             else random.integers(-50, 50, shape).astype(dtype.numpy)
         )
-    emitted = BACKEND.emit(kernel, TARGET)
+    emitted = emit_contract(kernel, TARGET, schedule)
     (result,) = interpreter.run(kernel, emitted, arrays, symbols)
     root = kernel.root
     assert isinstance(root, ContractRoot)
@@ -121,3 +121,56 @@ def test_everything_dynamic() -> None:
     kernel = matmul_kernel((b, 2), s, d, t, b_batch=(b, 2), constant=False, transposed=True)
     for count, other in ((1, 35), (17, 16)):
         check(kernel, {"b": 2, "s": count, "t": other, "d": 20})
+
+
+SEVERAL_SUMS = [Tile(16, 16, 64, 4, 3, sums=4), Tile(16, 32, 128, 4, 2, sums=2), Tile(32, 16, 128, 8, 4, sums=8)]
+
+
+@pytest.mark.parametrize("tile", SEVERAL_SUMS, ids=str)
+@pytest.mark.parametrize("shape", [(16, 256, 64), (16, 300, 70), (1, 500, 20), *SHAPES[-9:]])
+def test_several_sums_of_an_element(tile: Tile, shape: tuple[int, int, int]) -> None:
+    for dtype in (F32, F16, BF16):
+        check(matmul_kernel((), *shape, dtype=dtype, epilogue="bias"), schedule=tile)
+
+
+@pytest.mark.parametrize("tile", SEVERAL_SUMS, ids=str)
+def test_several_sums_with_all_that_products_have(tile: Tile) -> None:
+    for epilogue in ("residual", "tanh"):
+        check(matmul_kernel((), 19, 70, 80, epilogue=epilogue), schedule=tile)
+    check(matmul_kernel((), 37, 300, 70, prologue="scale"), schedule=tile)
+    check(matmul_kernel((2, 3), 5, 130, 24, b_batch=(3,), transposed=True, constant=False), schedule=tile)
+    check(matmul_kernel((), 11, 90, 37, a_layout=Layout(order=(1, 0))), schedule=tile)
+    check(matmul_kernel((), 9, 90, 37, b_layout=Layout(order=(1, 0)), constant=False), schedule=tile)
+    rows, summed = Symbol("s", lo=0).dim, Symbol("d", lo=0).dim
+    for count, length in ((0, 5), (1, 0), (20, 131)):
+        kernel = matmul_kernel((), rows, summed, 40, constant=False, epilogue="residual")
+        check(kernel, {"s": count, "d": length}, schedule=tile)
+
+
+@pytest.mark.parametrize("tile", SEVERAL_SUMS, ids=str)
+def test_several_sums_with_numbers_that_are_none(tile: Tile) -> None:
+    kernel = matmul_kernel((), 16, 200, 40, dtype=F16)
+    a, b = np.ones((16, 200), np.float16), np.ones((200, 40), np.float16)
+    a[3, 130], a[5, 7], b[199, 20] = np.nan, np.inf, -np.inf
+    (got,) = interpreter.run(kernel, emit_contract(kernel, TARGET, tile), [a, b])
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(got, (a.astype("f4") @ b.astype("f4")).astype("f2"))
+
+
+def test_several_sums_are_added_in_the_order_of_the_parts() -> None:
+    """A part of each step's elements for itself, in order; then the parts, as tl.sum adds them."""
+    tile, random = Tile(16, 16, 64, 4, 3, sums=4), np.random.default_rng(0)
+    kernel = matmul_kernel((), 16, 128, 16)
+    a, b = (random.integers(-9, 9, shape).astype("f4") for shape in ((16, 128), (128, 16)))
+    emitted = emit_contract(kernel, TARGET, tile)
+    assert "acc = tl.zeros((4, 16, 16), tl.float32)" in emitted.source and "tl.sum(acc, axis=0)" in emitted.source
+    (got,) = interpreter.run(kernel, emitted, [a, b])
+    np.testing.assert_array_equal(got, a @ b)  # of integers, in whatever order
+
+
+def test_cubins_of_several_sums() -> None:
+    tiles = [Tile(16, 32, 256, 4, 4, sums=4), Tile(16, 64, 128, 4, 4, sums=2), Tile(16, 64, 256, 8, 3, sums=8)]
+    kernel = matmul_kernel((), 16, 2048, 3072, dtype=F16, epilogue="residual")
+    sources = [(f"k{number}", emit_contract(kernel, TARGET, tile).source) for number, tile in enumerate(tiles)]
+    for symbol, image in BACKEND.build(sources, TARGET, None, jobs=1).images.items():
+        assert image.spilled_bytes == 0 and image.registers <= 128, (symbol, image)

@@ -162,7 +162,7 @@ def test_joined_columns_have_the_bits_of_products_apart(schedule: Tile | Stream)
     np.testing.assert_array_equal(whole, np.concatenate(apart, 1))
 
 
-@pytest.mark.parametrize("schedule", [Tile(32, 64, 32, 4, 3), Stream(4, 64, 2)])
+@pytest.mark.parametrize("schedule", [Tile(32, 64, 32, 4, 3), Tile(16, 32, 64, 4, 3, sums=4), Stream(4, 64, 2)])
 def test_gated_layers_have_the_bits_of_products_apart(schedule: Tile | Stream) -> None:
     rows = 40 if isinstance(schedule, Tile) else 2
     kernel = gated_kernel((), rows, 100, 64, dtype=F32)

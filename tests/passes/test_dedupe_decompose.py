@@ -121,6 +121,7 @@ class FakeBackend:
     has_halos: bool = True
     joins_products: bool = False
     splits_keys: bool = False
+    splits_sums: bool = False
     precisions: frozenset[str] = frozenset({"fp32"})
 
     def layouts(self, node: Node, target: Target) -> Sequence[Mapping[Value, Layout]]:

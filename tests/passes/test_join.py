@@ -42,6 +42,7 @@ class Joiner:
     has_halos: bool = False
     joins_products: bool = True
     splits_keys: bool = False
+    splits_sums: bool = False
     precisions: frozenset[str] = frozenset({"fp32", "fp16", "bf16"})
 
 

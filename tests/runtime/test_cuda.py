@@ -92,6 +92,20 @@ def test_numpy_in_and_out(fake: ctypes.CDLL, graphs: bool) -> None:
         ]
 
 
+@pytest.mark.parametrize("graphs", [True, False])
+def test_poisoned_memory(fake: ctypes.CDLL, graphs: bool) -> None:
+    """What is read before it is written would be NaN; state that is updated in place stays what it was."""
+    with cuda_programs.artifact().load(graphs=graphs, poison=True) as model:
+        for n in (300, 8, 4096, 300):
+            given = case(n, n)
+            filled = count(fake, "set_bytes")
+            check(model.run(given), given)
+            assert count(fake, "set_bytes") > filled
+            kept = model.to_device(given["cache"])
+            found = model.run({"x": given["x"]}, state={"cache": kept})
+            check({"y": found["y"], "next": kept.numpy()}, given)
+
+
 def test_device_tensors(fake: ctypes.CDLL) -> None:
     with cuda_programs.artifact().load() as model:
         for n in (300, 8, 0, 300):

@@ -113,11 +113,94 @@ def test_any_strided_copy(data: st.DataObject) -> None:
         assert found[index] == (w[at] if inside else 0)
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_simplified_recipes_give_the_same_bits(data: st.DataObject) -> None:
+    """Copies, reshapes, casts and joins in any order."""
+    shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    steps: list[RecipeStep] = []
+    sources = data.draw(st.integers(1, 3))
+    for number in range(sources):
+        steps.append(recipe.source(number))
+        if data.draw(st.booleans()):
+            steps.append(recipe.transpose(shape, range(len(shape))))
+    w = [random(*shape, seed=number) for number in range(sources)]
+    if sources > 1:
+        axis = data.draw(st.integers(0, len(shape) - 1))
+        steps.append(recipe.concat(axis, sources))
+        shape = (*shape[:axis], shape[axis] * sources, *shape[axis + 1 :])
+    for _ in range(data.draw(st.integers(1, 5))):
+        what = data.draw(st.sampled_from(["transpose", "reshape", "split", "cast", "pack", "negate"]))
+        if what == "transpose":
+            order = data.draw(st.permutations(range(len(shape))))
+            steps.append(recipe.transpose(shape, order))
+            shape = tuple(shape[axis] for axis in order)
+        elif what == "reshape":
+            shape = (int(np.prod(shape)),)
+            steps.append(recipe.reshape(*shape))
+        elif what == "split":
+            parts = [(2, n // 2) if n % 2 == 0 and data.draw(st.booleans()) else (n,) for n in shape]
+            shape = tuple(n for part in parts for n in part)
+            steps.append(recipe.reshape(*shape))
+        elif what == "cast":
+            steps.append(recipe.cast(data.draw(st.sampled_from([dtypes.F32, dtypes.F16]))))
+        elif what == "negate":
+            steps.append(RecipeStep(RecipeOp.NEG))
+        else:
+            wanted = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+            rows = tuple(tuple(data.draw(st.integers(-1, 2)) for _ in wanted) for _ in shape)
+            steps.append(RecipeStep(RecipeOp.PACK, shape=wanted, coefficients=rows))
+            shape = wanted
+    named = [Source(f"w{number}", const_of(array)) for number, array in enumerate(w)]
+    short = recipe.simplified(steps, [array.shape for array in w])
+    assert len(short) <= len(steps) + 2 * sources
+    assert recipe.run(short, named).tobytes() == recipe.run(steps, named).tobytes()
+    assert recipe.run(short, named).shape == recipe.run(steps, named).shape
+
+
+def test_what_is_moved_and_moved_back_stays() -> None:
+    there, back = recipe.transpose((30, 20), (1, 0)), recipe.transpose((20, 30), (1, 0))
+    source = (recipe.source(0),)
+    assert recipe.simplified((*source, there, back), [(30, 20)]) == source
+    half = recipe.cast(dtypes.F16)
+    assert recipe.simplified((*source, there, half, back), [(30, 20)]) == (*source, half)
+    joined = (*source, there, recipe.source(1), there, recipe.concat(1, 2), recipe.transpose((20, 60), (1, 0)))
+    assert recipe.simplified(joined, [(30, 20)] * 2) == (*source, recipe.source(1), recipe.concat(0, 2))
+    parts = (*source, there, recipe.reshape(4, 5, 30), recipe.transpose((4, 5, 30), (0, 2, 1)))
+    (_, only) = recipe.simplified(parts, [(30, 20)])
+    assert only == RecipeStep(RecipeOp.PACK, shape=(4, 30, 5), coefficients=((0, 1, 0), (5, 0, 1)))
+
+
 def test_transpose() -> None:
     w = random(3, 4, 5)
     np.testing.assert_array_equal(
         check((recipe.source(0), recipe.transpose((3, 4, 5), (2, 0, 1))), w), w.transpose(2, 0, 1)
     )
+
+
+@pytest.mark.parametrize("dtype", ["i8", "f16", "f32", "f64"])
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [
+        ((300, 270), (1, 0)),
+        ((3, 130, 257), (2, 0, 1)),
+        ((129, 2, 150), (2, 1, 0)),
+        ((1, 300), (1, 0)),
+        ((5, 1, 600), (2, 1, 0)),
+    ],
+)
+def test_large_transposes(shape: tuple[int, ...], order: tuple[int, ...], dtype: str) -> None:
+    """Beyond one square of those that the runtime copies at a time, and with rests."""
+    w = random(*shape, dtype=dtype)
+    np.testing.assert_array_equal(check((recipe.source(0), recipe.transpose(shape, order)), w), w.transpose(order))
+
+
+def test_a_part_of_a_transpose() -> None:
+    """Strides in the source, and an axis that is read again and again."""
+    w = random(300, 290)
+    step = RecipeStep(RecipeOp.PACK, shape=(140, 3, 150), coefficients=((0, 0, 2), (1, 0, 0)))
+    found = check((recipe.source(0), step), w)
+    np.testing.assert_array_equal(found, np.repeat(w[::2, :140].T[:, None], 3, axis=1))
 
 
 def test_batch_norm_folded_into_a_convolution() -> None:

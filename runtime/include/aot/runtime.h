@@ -330,7 +330,9 @@ enum {
     AOT_SESSION_PROFILE = 1,    /* take the time of every step, with a barrier behind each */
     AOT_SESSION_ALL_THREADS = 2, /* all threads also for runs so small that one alone is faster; for tests */
     AOT_SESSION_NO_GRAPH = 4,    /* on a GPU: launch kernels one by one; the results have the same bits */
-    AOT_SESSION_FULL_EDGES = 8   /* on a GPU: no kernel starts before the one ahead of it has ended; the same bits */
+    AOT_SESSION_FULL_EDGES = 8,  /* on a GPU: no kernel starts before the one ahead of it has ended; the same bits */
+    AOT_SESSION_POISON = 16      /* on a GPU: all bits of intermediate values and of outputs that are not updated in
+                                  * place are 1 when a run begins; for tests */
 };
 
 /* How to make a session. Borrowed for the call (but see aot_allocator). */

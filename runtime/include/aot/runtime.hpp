@@ -308,6 +308,7 @@ struct SessionOptions {
     const aot_allocator *allocator = nullptr;
     bool graphs = true;       // on a GPU: false launches kernel by kernel
     bool early_start = true;  // on a GPU: false starts no kernel before the one ahead of it has ended
+    bool poison = false;      // on a GPU: fills intermediate values and results with NaN before each run, for tests
 };
 
 // As aot_run_options.
@@ -330,6 +331,7 @@ public:
         given.pool = pool_.get();
         if (options.profile) given.flags |= AOT_SESSION_PROFILE;
         if (!options.graphs) given.flags |= AOT_SESSION_NO_GRAPH;
+        if (options.poison) given.flags |= AOT_SESSION_POISON;
         if (!options.early_start) given.flags |= AOT_SESSION_FULL_EDGES;
         aot_session *made = nullptr;
         detail::check([&](aot_error *error) { return aot_session_create(model_.handle(), &given, &made, error); });

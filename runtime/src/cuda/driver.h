@@ -143,6 +143,7 @@ enum : int {
     X(copy_in_async, "cuMemcpyHtoDAsync_v2", (Address to, const void *from, size_t bytes, Stream stream))         \
     X(copy_out_async, "cuMemcpyDtoHAsync_v2", (void *to, Address from, size_t bytes, Stream stream))              \
     X(copy_any_async, "cuMemcpyAsync", (Address to, Address from, size_t bytes, Stream stream))                   \
+    X(memory_set_async, "cuMemsetD8Async", (Address to, unsigned char value, size_t bytes, Stream stream))        \
     X(pointer_attributes, "cuPointerGetAttributes",                                                               \
       (unsigned count, const int *attributes, void *const *values, Address pointer))                              \
     X(stream_create, "cuStreamCreate", (Stream *stream, unsigned flags))                                          \

@@ -28,6 +28,7 @@ uint8_t *pointer_of(Address address) { return reinterpret_cast<uint8_t *>(static
 DeviceSession::DeviceSession(const Model &model, const Memory &memory, uint32_t flags)
     : model_(model), memory_(memory), device_(model.device->device),
       plain_(flags & (AOT_SESSION_NO_GRAPH | AOT_SESSION_PROFILE)), early_(!(flags & AOT_SESSION_FULL_EDGES)), profiling_(flags & AOT_SESSION_PROFILE),
+      poisoning_(flags & AOT_SESSION_POISON),
       retired_(Allocator<DeviceBlock>(memory)), inputs_(Allocator<Port>(memory)), outputs_(inputs_.get_allocator()),
       input_addresses_(Allocator<uint8_t *>(memory)), output_addresses_(input_addresses_.get_allocator()),
       last_inputs_(input_addresses_.get_allocator()), last_outputs_(input_addresses_.get_allocator()),
@@ -321,6 +322,7 @@ void DeviceSession::run(Call &call, Plan &plan, const aot_tensor *const *inputs,
         }
     }
     const bool timed = profiling_ && !call.capturing_;
+    if (poisoning_) poison(call.stream_, outputs);
     Launches &launches = *plan.launches;
     launches.patch(plan, input_addresses_.data(), output_addresses_.data(), pointer_of(arena_.address()), scratch_.address());
     // An early start means nothing on the NULL stream, and between events there is none.
@@ -345,6 +347,21 @@ void DeviceSession::run(Call &call, Plan &plan, const aot_tensor *const *inputs,
     wait.wanted = false;
     if (is_staged || timed) check(driver, driver.stream_synchronize(call.stream_), where, "running the model");
     if (timed) take_times(static_cast<uint32_t>(plan.steps.size()), step_ns);
+}
+
+// What a kernel reads before one has written it is then no number, or a wild one.
+void DeviceSession::poison(Stream stream, const Outputs &outputs) {
+    const auto fill = [&](Address address, size_t bytes) {
+        if (!bytes) return;
+        check(device_.driver, device_.driver.memory_set_async(address, 0xff, bytes, stream), model_.name.c_str(),
+              "filling memory");
+    };
+    fill(arena_.address(), arena_.bytes());
+    fill(scratch_.address(), scratch_.bytes());
+    for (uint32_t i = 0; i < model_.output_count(); ++i) {
+        const bool in_place = std::find(input_addresses_.begin(), input_addresses_.end(), output_addresses_[i]) != input_addresses_.end();
+        if (!in_place) fill(address_of(output_addresses_[i]), outputs.bytes[i]);
+    }
 }
 
 void DeviceSession::take_times(uint32_t count, uint64_t *step_ns) {

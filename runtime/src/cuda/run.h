@@ -71,6 +71,7 @@ private:
     void wait_for_last_run();
     void order(Call &call);
     void claim_state(const Call &call, const Plan &plan, const Outputs &outputs);
+    void poison(Stream stream, const Outputs &outputs);
     void take_times(uint32_t count, uint64_t *step_ns);
 
     const Model &model_;
@@ -79,6 +80,7 @@ private:
     const bool plain_;
     const bool early_;
     const bool profiling_;
+    const bool poisoning_;
     DeviceBlock arena_, scratch_;
     Vector<DeviceBlock> retired_;  // what a graph that the caller captured may still use
     Vector<Port> inputs_, outputs_;
