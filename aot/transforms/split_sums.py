@@ -23,20 +23,21 @@ from aot.transforms.fold import fold_node
 LEAST_ROWS = 5
 """A product of fewer is a stream of its weight, whose programs read few columns each."""
 
-MOST_ROWS = 64
-"""Rows of a tile. With more of them a product has tiles enough, or is bound by its arithmetic."""
+MOST_ROWS = 256
+"""With more of them a product has tiles enough, or is bound by its arithmetic."""
 
-COLUMNS = 64
-"""Columns of a tile that is as wide as is good for few rows."""
+SIDE = 64
+"""Rows and columns of a tile that reads both operands seldom enough."""
 
-LEAST_SUMMED = 512
+LEAST_SUMMED = 256
 """Summed elements of a part: fewer are over before their bytes have begun to come evenly."""
 
 MOST_PARTS = 8
 """Each costs its bytes, twice."""
 
-ENOUGH = 0.9
-"""Tiles for each multiprocessor. More parts cost what follows more than the weight comes faster."""
+ENOUGH = 0.7
+"""Tiles for each multiprocessor. More parts cost what follows more than the product gains: on an H200, products of 24
+tiles (BERT) and of 32 (Llama) are fastest in 4 parts (docs/cuda.md)."""
 
 
 @transform(takes=Level.CORE, gives=Level.CORE)
@@ -79,7 +80,7 @@ def _parts(graph: Graph, node: Node, multiprocessors: int) -> int:
         return 1
     if not _is_added(graph, node.output):
         return 1
-    tiles, parts = -(-columns // COLUMNS), 1
+    tiles, parts = -(-int(most) // SIDE) * -(-columns // SIDE), 1
     while tiles * parts < ENOUGH * multiprocessors and parts < MOST_PARTS and summed % (2 * parts * LEAST_SUMMED) == 0:
         parts *= 2
     return parts

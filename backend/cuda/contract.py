@@ -86,7 +86,7 @@ TILES = (
     Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 4, 3), Tile(128, 128, 64, 8, 3), Tile(128, 64, 64, 4, 4),
     Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 5), Tile(64, 32, 128, 4, 4), Tile(32, 64, 128, 4, 4),
     Tile(32, 32, 128, 4, 4),
-    Tile(16, 64, 128, 4, 4), Tile(16, 32, 256, 4, 4), Tile(16, 16, 256, 4, 5),
+    Tile(16, 128, 128, 4, 3), Tile(16, 64, 128, 4, 4), Tile(16, 32, 256, 4, 4), Tile(16, 16, 256, 4, 5),
 )  # fmt: skip
 SINGLE_TILES = (Tile(64, 64, 32, 4, 3), Tile(64, 32, 32, 4, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 64, 4, 3))
 
@@ -170,7 +170,7 @@ class _Contract:
             waves = -(-count // (processors * together))
             flops = 2 * tile.rows * tile.columns * tile.summed
             # Tensor cores work at full rate on 64 rows or more; f32 goes through the plain units.
-            rate = 4096 if tile.rows >= 64 else 640
+            rate = 4096 if tile.rows >= 64 else 680
             if operand == F32:
                 rate = rate // 2 if "tf32" in self.target.features else 256
             arrival = (500 + step_bytes / 200) / min(tile.stages - 1, 3)

@@ -83,7 +83,7 @@ def test_the_sum_of_the_parts_is_the_product(dtype: DType, rows: int, summed: in
     result = split_sums(graph, context())
     verify(result, has_halos=False)
     (product,) = (node for node in result.nodes if node.op == "matmul")
-    assert product.output.type.shape[0] == {1024: 2, 3072: 2, 8192: 8}[summed]
+    assert product.output.type.shape[0] == {1024: 4, 3072: 4, 8192: 8}[summed]
     assert product.output.type.dtype is F32
     agree(evaluate(result, given(graph, rows)), evaluate(graph, given(graph, rows)), dtype)
 
@@ -120,11 +120,11 @@ def built(make: Callable[[Builder], Any]) -> Graph:
     ("graph", "why"),
     [
         (step(rows=4), "few enough rows for a stream"),
-        (step(rows=65), "more rows than a tile has"),
+        (step(rows=257), "more rows than need it"),
         (step(rows=Symbol("s", lo=5).dim), "rows without an end"),
         (step(rows=Symbol("s", hi=64).dim), "perhaps a single row"),
         (step(columns=64 * 132), "tiles enough"),
-        (step(summed=1000), "no two parts of 512 elements"),
+        (step(summed=1000), "no two parts of 256 elements"),
         (step(dtype=F64), "no tensor cores"),
         (step(then=lambda b, made, residual: made), "a result of the model"),
         (step(then=lambda b, made, residual: b.softmax(made, axis=1)), "a reader that makes rows of its own"),
