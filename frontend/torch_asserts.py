@@ -12,8 +12,8 @@ from aot import dtypes
 from aot.control import add_claim, add_read
 from aot.dims import Dim
 from aot.errors import ModelError, UnsupportedError
-from aot.frontend import data_sizes
 from aot.frontend.known import KnownBuilder
+from aot.frontend.torch_numbers import COMPARISONS, condition_of_sizes
 from aot.frontend.torch_sizes import SizeReader
 from aot.ir import Value
 
@@ -23,11 +23,6 @@ ASSERTIONS = frozenset(
         "_functional_assert_scalar.default",
     }
 )  # fmt: skip
-_RELATIONS = {
-    "GreaterThan": "ge", "LessThan": "le", "StrictGreaterThan": "gt", "StrictLessThan": "lt", "Equality": "eq",
-    "Unequality": "ne",
-}  # fmt: skip
-_LOGIC = {"And": "and", "Or": "or"}
 
 
 def add_assertion(builder: KnownBuilder, sizes: SizeReader, condition: Any, message: str, place: str) -> str:
@@ -51,7 +46,7 @@ def add_assertion(builder: KnownBuilder, sizes: SizeReader, condition: Any, mess
         try:
             claims = _claims(sizes, expression)
             if claims is None:
-                _hold(builder, _truth(builder, sizes, expression))
+                _hold(builder, condition_of_sizes(builder, sizes, expression))
         except UnsupportedError as error:
             return f"an assertion is left out, {error.message}: {text}"
         for left, right, is_exact in claims or ():
@@ -77,7 +72,7 @@ def _claims(sizes: SizeReader, expression: Any) -> list[tuple[Dim, Dim, bool]] |
     if kind == "And":
         parts = [_claims(sizes, part) for part in expression.args]
         return None if None in parts else [claim for part in parts for claim in part or ()]
-    if kind not in _RELATIONS or kind == "Unequality":
+    if kind not in COMPARISONS or kind == "Unequality":
         return None
     left, right = (sizes.of(part) for part in expression.args)
     if kind == "Equality":
@@ -91,20 +86,3 @@ def _is_known(left: Dim, right: Dim, is_exact: bool) -> bool:
     """Whether the bounds of the sizes say it already."""
     least, most = dimension.bounds(left - right)
     return least >= 0 and (not is_exact or most == 0)
-
-
-def _truth(builder: KnownBuilder, sizes: SizeReader, expression: Any) -> Value:
-    """A condition on sizes as a tensor."""
-    kind = type(expression).__name__
-    if kind in _RELATIONS:
-        left, right = (data_sizes.number(builder, sizes.of(part)) for part in expression.args)
-        return builder.op(_RELATIONS[kind], left, right)[0]
-    parts = [_truth(builder, sizes, part) for part in expression.args]
-    if kind == "Not":
-        return builder.op("not", parts[0])[0]
-    if kind not in _LOGIC:
-        raise UnsupportedError(f"the condition {expression}")
-    result = parts[0]
-    for part in parts[1:]:
-        result = builder.op(_LOGIC[kind], result, part)[0]
-    return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from aot.errors import ModelError, UnsupportedError
 from aot.frontend.known import KnownBuilder
 from aot.frontend.torch_asserts import ASSERTIONS
 from aot.frontend.torch_complex import HINT, Complex
+from aot.frontend.torch_numbers import condition_of_sizes
 from aot.frontend.torch_registry import DROPPED, HIGHER_ORDER
 from aot.ir import Graph, TensorType, Value, live
 from aot.ops.opdef import same_extent
@@ -140,7 +140,7 @@ def _cond(importer: TorchImporter, node: Any, arguments: Mapping[str, Any]) -> A
         chosen.builder = importer.builder  # in place
         return _several(node, chosen.run(operands))
     if not isinstance(condition, Value):
-        condition = _of_sizes(importer, condition.node.expr)
+        condition = condition_of_sizes(importer.builder, importer.sizes, condition.node.expr)
     bodies = [
         Body(importer, module, f"{node.name}_{label}") for module, label in ((on_true, "true"), (on_false, "false"))
     ]
@@ -155,26 +155,6 @@ def _cond(importer: TorchImporter, node: Any, arguments: Mapping[str, Any]) -> A
     importer.builder.materialize(condition)
     made = add_cond(importer.builder, condition, (graphs[0], graphs[1]), captures, types)
     return _several(node, made)
-
-
-_COMPARISONS = {
-    "Equality": "eq", "Unequality": "ne", "StrictGreaterThan": "gt", "StrictLessThan": "lt", "GreaterThan": "ge",
-    "LessThan": "le",
-}  # fmt: skip
-
-
-def _of_sizes(importer: TorchImporter, expression: Any) -> Value:
-    """A condition on sizes that torch did not decide, as a truth value: sympy's comparisons, And, Or and Not."""
-    kind, builder = type(expression).__name__, importer.builder
-    if kind in _COMPARISONS:
-        left, right = (_tensor(importer, importer.sizes.of(part)) for part in expression.args)
-        return builder.op(_COMPARISONS[kind], left, right)[0]
-    if kind in ("And", "Or"):
-        parts = [_of_sizes(importer, part) for part in expression.args]
-        return reduce(lambda left, right: builder.op(kind.lower(), left, right)[0], parts)
-    if kind == "Not":
-        return builder.op("not", _of_sizes(importer, expression.args[0]))[0]
-    raise UnsupportedError(f"the condition {expression} on sizes")
 
 
 def _tensor(importer: TorchImporter, entry: Any) -> Value:

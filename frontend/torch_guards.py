@@ -11,9 +11,10 @@ Invariant: a relation that is left out is either said by the inputs' types, or P
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from aot import dims as dimension
 from aot.dims import Dim, DimExpr
@@ -30,6 +31,22 @@ _CALLS: Mapping[str, Callable[..., Dim]] = {
     "min": dimension.minimum,
     "int": lambda size: size,
 }
+_ON_NUMBERS: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod, ast.Div: operator.truediv,
+}  # fmt: skip
+_TESTS: Mapping[type, Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}  # fmt: skip
+_UNARY: Mapping[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_}
+_ON_FLOATS: Mapping[str, Callable[..., Any]] = {
+    "int": int, "float": float, "round": round, "abs": abs, "max": max, "min": min, "math.trunc": math.trunc,
+    "math.floor": math.floor, "math.ceil": math.ceil, "math.sqrt": math.sqrt, "math.log": math.log,
+    "math.exp": math.exp, "math.log2": math.log2, "torch.sym_float": float, "torch.sym_int": int,
+    "torch.sym_max": max, "torch.sym_min": min, "torch._sym_sqrt": math.sqrt, "torch._sym_log2": math.log2,
+}  # fmt: skip
+SHOWN_SIZES = 4096  # of a symbol, that show where a condition holds that is no arithmetic of whole numbers
 LARGEST_POWER = 8
 LARGEST_ASSUMED = 64  # sizes that a relation of PyTorch's assumption may refuse
 LONGEST_GUARD = 20_000  # characters; a parsed expression of more would be no size
@@ -161,9 +178,55 @@ class _Reader:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise _Unreadable("it is not Python") from error
         try:
-            yield from self._condition(tree)
+            found = list(self._condition(tree))
         except RecursionError as error:
             raise _Unreadable("it is too deep") from error
+        except (_Unreadable, UnsupportedError, ArithmeticError):
+            shown = self._shown(tree)
+            if shown is None:
+                raise
+            found = shown
+        yield from found
+
+    def _shown(self, tree: ast.expr) -> list[Relation] | None:
+        """What a condition on one symbol says, by its truth at small sizes, which must be a range; None for others."""
+        dims = [self._extent(part) for part in ast.walk(tree) if _is_extent(part)]
+        symbols = {symbol for dim in dims for symbol in dimension.symbols_of(dim)}
+        if len(symbols) != 1:
+            return None
+        (symbol,) = symbols
+        last = symbol.lo + SHOWN_SIZES * symbol.divisor
+        sizes = range(symbol.lo, last if symbol.hi is None else min(last, symbol.hi + 1), symbol.divisor)
+        try:
+            holding = [size for size in sizes if self._number(tree, {symbol.name: size})]
+        except (_Unreadable, ArithmeticError, ValueError, TypeError):
+            return None
+        if not holding or len(holding) != (holding[-1] - holding[0]) // symbol.divisor + 1:
+            return None
+        found = [Relation(symbol.dim, ">=", holding[0])] if holding[0] != sizes[0] else []
+        return found if holding[-1] == sizes[-1] else [*found, Relation(holding[-1], ">=", symbol.dim)]
+
+    def _number(self, tree: ast.expr, sizes: Mapping[str, int]) -> Any:
+        """The value of a condition, or of a number in it, at these sizes. Raises _Unreadable."""
+        if isinstance(tree, ast.Constant) and type(tree.value) in (int, float, bool):
+            return tree.value
+        if _is_extent(tree):
+            return dimension.evaluate(self._extent(tree), sizes)
+        if isinstance(tree, ast.BoolOp):
+            parts = [self._number(part, sizes) for part in tree.values]
+            return all(parts) if isinstance(tree.op, ast.And) else any(parts)
+        if isinstance(tree, ast.Compare) and all(type(sign) in _TESTS for sign in tree.ops):
+            values = [self._number(part, sizes) for part in (tree.left, *tree.comparators)]
+            return all(_TESTS[type(s)](a, b) for a, s, b in zip(values, tree.ops, values[1:], strict=False))
+        if isinstance(tree, ast.UnaryOp) and type(tree.op) in _UNARY:
+            return _UNARY[type(tree.op)](self._number(tree.operand, sizes))
+        if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Pow):
+            return float(self._number(tree.left, sizes)) ** float(self._number(tree.right, sizes))
+        if isinstance(tree, ast.BinOp) and type(tree.op) in (*_ARITHMETIC, ast.Div):
+            return _ON_NUMBERS[type(tree.op)](self._number(tree.left, sizes), self._number(tree.right, sizes))
+        if isinstance(tree, ast.Call) and ast.unparse(tree.func) in _ON_FLOATS and not tree.keywords:
+            return _ON_FLOATS[ast.unparse(tree.func)](*(self._number(part, sizes) for part in tree.args))
+        raise _Unreadable(f"the number {ast.unparse(tree)[:80]}")
 
     def _condition(self, tree: ast.expr) -> Iterator[Relation]:
         if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And):
@@ -194,7 +257,7 @@ class _Reader:
             return _CALLS[tree.func.id](*map(self._size, tree.args))
         elif isinstance(tree, ast.Call) and ast.unparse(tree.func) == "math.trunc" and len(tree.args) == 1:
             return self._scaled(tree.args[0])
-        elif isinstance(tree, ast.Subscript) and _is_call_of(tree.value, "size"):
+        elif _is_extent(tree):
             return self._extent(tree)
         elif isinstance(tree, ast.Subscript):
             number = self.inputs.get(self.sources.get(ast.unparse(tree), ""))
@@ -221,6 +284,10 @@ class _Reader:
         if not isinstance(shape, Sequence) or not isinstance(axis, int) or axis not in range(len(shape)):
             raise _Unreadable(f"the size {ast.unparse(tree)[:80]}")
         return shape[axis]
+
+
+def _is_extent(tree: ast.AST) -> TypeGuard[ast.Subscript]:
+    return isinstance(tree, ast.Subscript) and _is_call_of(tree.value, "size")
 
 
 def _is_call_of(tree: ast.expr, name: str) -> bool:

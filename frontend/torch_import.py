@@ -43,7 +43,7 @@ from aot.frontend.torch_complex import HINT, Complex, constant_parts, convert_co
 from aot.frontend.torch_extents import alike, in_shape
 from aot.frontend.torch_guards import relations_of
 from aot.frontend.torch_hints import CHECK, label_of, location, place, refused
-from aot.frontend.torch_numbers import computed
+from aot.frontend.torch_numbers import computed, condition_of_sizes, whole
 from aot.frontend.torch_program import read_program, tensor_bytes
 from aot.frontend.torch_registry import DROPPED, HIGHER_ORDER, Context, converter_of, dtype_of
 from aot.frontend.torch_sizes import SizeReader
@@ -409,6 +409,7 @@ class TorchImporter:
         higher = HIGHER_ORDER.get(name)
         if higher is not None:
             return higher(self, node, arguments)
+        arguments = {key: self._settled(argument) for key, argument in arguments.items()}
         converter = converter_of(name)
         used = frozenset(user.args[1] for user in node.users if op_name(user.target) == "getitem")
         context = Context(name, where, self.builder, arguments, value, self.notes, used, self.agree)
@@ -422,6 +423,16 @@ class TorchImporter:
             return self.builder.op(ONE_TO_ONE[name], *operands)[0]
         raise refused(name, node)
 
+    def _settled(self, argument: Any) -> Any:
+        """An argument of a tensor op: a condition on sizes is a tensor there."""
+        if isinstance(argument, list | tuple):
+            return [self._settled(item) for item in argument]
+        if type(argument).__name__ == "SymBool":
+            return condition_of_sizes(self.builder, self.sizes, argument.node.expr)
+        if type(argument).__name__ == "SymFloat":
+            raise UnsupportedError(f"the number {argument}")
+        return argument
+
     def _size(self, node: Any, value: Any) -> Any:
         """A size or a condition on sizes: torch's expression for it. What data gives is read."""
         name = op_name(node.target)
@@ -430,15 +441,20 @@ class TorchImporter:
             if isinstance(source, Value):
                 with self.builder.at(place(node)):
                     return self.sizes.read(self.builder, source, value)
-        if type(value).__name__ in ("SymFloat", "SymBool"):
-            operands = [self.entry(argument) for argument in node.args]
-            if any(isinstance(operand, Value) for operand in operands):
-                made = computed(self.builder, name, operands, type(value).__name__ == "SymBool")
-                return UnknownSize(f"the number {value}") if made is None else made
+        kind = type(value).__name__
+        operands = [self.entry(argument) for argument in node.args] if kind in ("SymInt", "SymFloat", "SymBool") else []
+        of_values = any(isinstance(operand, Value) for operand in operands)
+        if (kind == "SymFloat" and not value.node.expr.is_number) or (kind == "SymBool" and of_values):
+            made = computed(self.builder, name, operands, kind == "SymBool")
+            return UnknownSize(f"the number {value}") if made is None else made
         try:
             return self.sizes.element(value)
         except UnsupportedError as error:
-            return UnknownSize(error.message)
+            made = whole(self.builder, name, operands) if kind == "SymInt" else None
+            if made is None:
+                return UnknownSize(error.message)
+            with self.builder.at(place(node)):
+                return self.sizes.read_whole(self.builder, made, value, node.name)
 
     def _arguments(self, node: Any) -> dict[str, Any]:
         """The arguments by schema name, defaults filled in; by position where there is no schema."""

@@ -41,6 +41,7 @@ class SizeReader:
         self.bindings = bindings
         self.ranges = {str(symbol): found for symbol, found in ranges.items()}
         self.symbols: dict[str, Dim] = {}
+        self.rounded: dict[Any, Dim] = {}  # by torch's expression, whole numbers of floats, which are read
         self.example: dict[str, int] = {}  # what symbols were when the program was exported, where that is known
 
     def bind(self, shapes: Sequence[tuple[str, Sequence[Any]]]) -> None:
@@ -149,6 +150,15 @@ class SizeReader:
         self.symbols[text] = contents.flat[0]
         return contents.flat[0]
 
+    def read_whole(self, builder: KnownBuilder, source: Value, value: Any, name: str) -> Dim:
+        """A whole number that torch computes from sizes in floating point: read as one that data gives."""
+        expression = value.node.expr
+        lo = _bound(value.node.shape_env.bound_sympy(expression).lower)
+        contents = builder.read_sizes(source, LEAST_NUMBER if lo is None else lo, wish=name)
+        assert contents is not None  # it is one integer
+        self.rounded[expression] = contents.flat[0]
+        return self.rounded[expression]
+
     def _least(self, text: str) -> int:
         """The least value that a number from data may have; torch gives those that are used as sizes a bound."""
         found = self.ranges.get(text)
@@ -165,6 +175,8 @@ class SizeReader:
         """A sympy expression over sizes."""
         if expression.is_Integer:
             return int(expression)
+        if expression in self.rounded:
+            return self.rounded[expression]
         if expression.is_Symbol:
             text = str(expression)
             if text not in self.symbols:

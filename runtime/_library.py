@@ -103,6 +103,7 @@ class PortInfo(ctypes.Structure):
         ("dtype_bits", ctypes.c_uint8),
         ("dtype_lanes", ctypes.c_uint16),
         ("rank", _U32),
+        ("chooses", _U32),
     )
 
 

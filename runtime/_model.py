@@ -147,12 +147,8 @@ class Model:
         self.outputs = self._ports("output")
         self._input_names = tuple(spec.name for spec in self.inputs)
         self._input_set = frozenset(self._input_names)
-        # One-element inputs of integers or bools: a program may be for one number that they hold.
-        self._choosing = tuple(
-            index
-            for index, spec in enumerate(self.inputs)
-            if (spec.dtype == "bool" or spec.dtype[0] in "iu") and all(extent == 1 for extent in spec.shape)
-        )
+        # Inputs for whose values there are programs of their own.
+        self._choosing = tuple(index for index in range(len(self.inputs)) if self._port("input", index).chooses)
         self._output_names = tuple(spec.name for spec in self.outputs)
         self._input_addresses = ctypes.c_void_p * len(self.inputs)
         self._output_addresses = ctypes.c_void_p * len(self.outputs)
@@ -192,14 +188,18 @@ class Model:
             raise RunError("the model was closed", hint="Load it again.")
         return self._handle
 
+    def _port(self, side: str, index: int) -> native.PortInfo:
+        """What the library says of an input or output."""
+        port: native.PortInfo = native.info(native.PortInfo)
+        getattr(self._lib, f"aot_model_{side}")(self._live, index, ctypes.byref(port))
+        return port
+
     def _ports(self, side: str) -> tuple[TensorSpec, ...]:
         count = getattr(self._lib, f"aot_model_{side}_count")(self._live)
-        get_port = getattr(self._lib, f"aot_model_{side}")
         get_dim = getattr(self._lib, f"aot_model_{side}_dim")
         specs = []
         for index in range(count):
-            port = native.info(native.PortInfo)
-            get_port(self._live, index, ctypes.byref(port))
+            port = self._port(side, index)
             shape: list[int | str] = []
             for axis in range(port.rank):
                 dim = native.info(native.DimInfo)

@@ -65,10 +65,23 @@ void require(bool condition, const char *what) {
     if (!condition) throw Failure(AOT_ERROR_ARGUMENT, "", "", "%s must not be NULL", what);
 }
 
-int32_t port_info(const aot_model *model, const PortEntry &port, aot_port_info *out) {
+// Whether a program of the model is for one value of an input, or for the others.
+bool chooses(const aot_model *model, uint32_t input) {
+    for (const Variant &variant : model->variants) {
+        const Run guards = variant.entry->guards;
+        for (uint32_t i = 0; i < guards.count; ++i) {
+            const GuardEntry &rule = model->artifact.guards[guards.first + i];
+            const bool of_value = rule.kind == guard_kind::VALUE || rule.kind == guard_kind::OTHER_VALUE;
+            if (of_value && rule.port == input) return true;
+        }
+    }
+    return false;
+}
+
+int32_t port_info(const aot_model *model, const PortEntry &port, bool chooses, aot_port_info *out) {
     const DType &dtype = *find_dtype(port.dtype);
     aot_port_info info{sizeof info,       model->artifact.text(port.name), dtype.name,       dtype.dlpack_code,
-                       dtype.dlpack_bits, 1,                               port.shape.count};
+                       dtype.dlpack_bits, 1,                               port.shape.count, chooses};
     write_info(out, info);
     return AOT_OK;
 }
@@ -269,12 +282,12 @@ uint32_t aot_model_output_count(const aot_model *model) { return model->output_c
 
 int32_t aot_model_input(const aot_model *model, uint32_t index, aot_port_info *out_info) {
     if (!out_info || index >= model->input_count()) return AOT_ERROR_ARGUMENT;
-    return port_info(model, model->input(index), out_info);
+    return port_info(model, model->input(index), chooses(model, index), out_info);
 }
 
 int32_t aot_model_output(const aot_model *model, uint32_t index, aot_port_info *out_info) {
     if (!out_info || index >= model->output_count()) return AOT_ERROR_ARGUMENT;
-    return port_info(model, model->output(index), out_info);
+    return port_info(model, model->output(index), false, out_info);
 }
 
 int32_t aot_model_input_dim(const aot_model *model, uint32_t index, uint32_t axis, aot_dim_info *out_info) {

@@ -46,7 +46,7 @@ static void test_getters(const aot_model *model) {
     CHECK(strcmp(aot_status_name(AOT_ERROR_GUARD), "guard") == 0 && strcmp(aot_status_name(99), "unknown") == 0);
     CHECK(aot_model_input_count(model) == 1 && aot_model_output_count(model) == 1);
     aot_port_info port = {.struct_size = sizeof port};
-    CHECK(aot_model_input(model, 0, &port) == AOT_OK && strcmp(port.name, "x") == 0 && port.rank == 2);
+    CHECK(aot_model_input(model, 0, &port) == AOT_OK && strcmp(port.name, "x") == 0 && port.rank == 2 && !port.chooses);
     CHECK(strcmp(port.dtype, "f32") == 0 && aot_model_input(model, 1, &port) == AOT_ERROR_ARGUMENT);
     aot_dim_info dim = {.struct_size = sizeof dim};
     CHECK(aot_model_output_dim(model, 0, 0, &dim) == AOT_OK && strcmp(dim.text, "batch") == 0 && dim.value == -1);

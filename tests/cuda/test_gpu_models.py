@@ -6,6 +6,7 @@ What the runtime does at such events, and at many more, is tested without a GPU 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import subprocess
@@ -242,10 +243,11 @@ def test_a_stream_that_is_captured(perceptron: Any) -> None:
         captured = y.cpu().numpy()
         with load("perceptron.fp16") as alone:
             np.testing.assert_array_equal(captured, result(alone.run({"x": given})))
-    with pytest.raises(AotError, match="while a stream is captured"):
-        other = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(other, stream=stream):
-            perceptron.run({"x": draw("perceptron", 3)}, stream=torch.cuda.current_stream())
+    with contextlib.suppress(RuntimeError):  # PyTorch cannot end a capture in which a call failed
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+            with pytest.raises(AotError) as told:
+                perceptron.run({"x": draw("perceptron", 3)}, stream=torch.cuda.current_stream())
+    assert "captured" in f"{told.value} {told.value.hint}"
     torch.cuda.synchronize()
 
 

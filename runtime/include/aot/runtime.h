@@ -198,6 +198,7 @@ typedef struct aot_port_info {
     uint8_t dtype_bits;
     uint16_t dtype_lanes;
     uint32_t rank;
+    uint32_t chooses; /* 1: an input of one element whose value decides which of the model's programs runs */
 } aot_port_info;
 
 /* An extent of an input or output. */
