@@ -145,9 +145,12 @@ def _without_remainder(terms: Mapping[Monomial, int], constant: int, remainder: 
     dividend, divisor = remainder.args
     coefficient = terms[(remainder,)]
     rest = DimExpr(tuple((m, c) for m, c in terms.items() if c and m != (remainder,)), constant)
-    whole = divisor * floordiv(dividend, divisor)
-    found = _sum([(rest, 1), (dividend, coefficient), (whole, -coefficient)])
-    return found if _weight(found) < _weight(DimExpr(tuple(terms.items()), constant)) else None
+    for same in (dividend, -1 * dividend) if divisor == 2 else (dividend,):  # n % 2 is (-n) % 2
+        whole = divisor * floordiv(same, divisor)
+        found = _sum([(rest, 1), (same, coefficient), (whole, -coefficient)])
+        if _weight(found) < _weight(DimExpr(tuple(terms.items()), constant)):
+            return found
+    return None
 
 
 def _weight(dim: Dim) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from aot import dims as dimension
 from aot import dtypes
 from aot.dims import Dim
 from aot.dtypes import DType
+from aot.frontend import shaping
 from aot.frontend.aten_views import concat, swapped
 from aot.frontend.torch_hints import AFTER_EVAL
 from aot.frontend.torch_registry import Context, Result, aten_op
@@ -139,16 +140,27 @@ def _convolution(c: Context) -> Result:
     batched = x.type.rank == weight.type.rank
     if not batched:
         x = c.reshape(x, (1, *x.type.shape))
-    strides, dilations, pads = (_per_axis(c, name, spatial) for name in ("stride", "dilation", "padding"))
+    strides, dilations = (_per_axis(c, name, spatial) for name in ("stride", "dilation"))
+    around = c.sizes("padding") * (spatial if len(c.sizes("padding")) == 1 else 1)
+    if c.flag("transposed") or all(isinstance(amount, int) for amount in around):
+        pads = _per_axis(c, "padding", spatial)
+    else:
+        pads = (0,) * spatial
+        x = shaping.padded(c.builder, x, (0, 0, *around), (0, 0, *around), "constant", None)
     attrs = {"strides": strides, "pads": (*pads, *pads), "dilations": dilations, "groups": c.integer("groups")}
     if not c.flag("transposed"):
         made = c.op_("conv", x, weight, bias, **attrs)
     else:
-        extra = _per_axis(c, "output_padding", spatial)
+        wanted = c.sizes("output_padding") * (spatial if len(c.sizes("output_padding")) == 1 else 1)
+        # One that depends on sizes is less than the stride, or the dilation: of the longest result, what is wanted.
+        most = map(max, strides, dilations)
+        extra = tuple(one if isinstance(one, int) else limit - 1 for one, limit in zip(wanted, most, strict=True))
         operands = [x, weight, *([] if bias is None else [bias])]
         if not x.type.dtype.is_float:
             operands = [c.cast(operand, dtypes.F64) for operand in operands]
         made = c.cast(c.op_("conv_transpose", *operands, output_padding=extra, **attrs), x.type.dtype)
+        for axis, (longest, one) in enumerate(zip(extra, wanted, strict=True), start=2):
+            made = c.slice_axis(made, axis, 0, made.type.shape[axis] - (longest - one))
     return made if batched else c.reshape(made, made.type.shape[1:])
 
 

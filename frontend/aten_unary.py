@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 from aot import dtypes
+from aot.dims import DimExpr
 from aot.frontend.aten_types import computing, filled, typed
 from aot.frontend.torch_registry import Context, Result, aten_op
 from aot.ir import Value
@@ -281,7 +282,11 @@ def _gelu(c: Context) -> Result:
 
 @aten_op("leaky_relu")
 def _leaky_relu(c: Context) -> Result:
-    return c.op_("leaky_relu", c.tensor("self"), alpha=c.number("negative_slope"))
+    x, slope = c.tensor("self"), c["negative_slope"]
+    if not isinstance(slope, Value | DimExpr):
+        return c.op_("leaky_relu", x, alpha=c.number("negative_slope"))
+    below = c.op_("mul", x, c.number_value(slope, x.type.dtype))
+    return c.op_("where", c.op_("gt", x, c.scalar(0.0, x.type.dtype)), x, below)
 
 
 @aten_op("hardsigmoid")

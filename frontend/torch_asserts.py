@@ -38,7 +38,7 @@ def add_assertion(builder: KnownBuilder, sizes: SizeReader, condition: Any, mess
     text = f"{message} ({place})" if message else place
     with builder.at(text):
         if isinstance(condition, Value):
-            _hold(builder, condition)
+            hold(builder, condition)
             return ""
         expression = getattr(getattr(condition, "node", None), "expr", None)
         if expression is None:
@@ -46,7 +46,7 @@ def add_assertion(builder: KnownBuilder, sizes: SizeReader, condition: Any, mess
         try:
             claims = _claims(sizes, expression)
             if claims is None:
-                _hold(builder, condition_of_sizes(builder, sizes, expression))
+                hold(builder, condition_of_sizes(builder, sizes, expression))
         except UnsupportedError as error:
             return f"an assertion is left out, {error.message}: {text}"
         for left, right, is_exact in claims or ():
@@ -55,7 +55,7 @@ def add_assertion(builder: KnownBuilder, sizes: SizeReader, condition: Any, mess
     return ""
 
 
-def _hold(builder: KnownBuilder, value: Value) -> None:
+def hold(builder: KnownBuilder, value: Value) -> None:
     """Reads the first element, which must be true."""
     if not value.type.dtype.is_bool:
         value = builder.op("ne", value, builder.scalar(0, value.type.dtype))[0]

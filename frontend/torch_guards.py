@@ -5,7 +5,8 @@ parsed, never run. Most say again what the shapes and bounds of the inputs say; 
 graph.
 
 Invariant: a relation that is left out is either said by the inputs' types, or PyTorch's own assumption that no size is
-0 or 1, on which a compiled program does not rely; what cannot be read is named in a note.
+0 or 1, on which a compiled program does not rely. What is no relation is computed and held in every run; what cannot be
+read is named in a note.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from typing import Any, TypeGuard
 from aot import dims as dimension
 from aot.dims import Dim, DimExpr
 from aot.errors import ModelError, UnsupportedError
+from aot.frontend.known import KnownBuilder
+from aot.frontend.torch_asserts import hold
+from aot.frontend.torch_guard_values import GuardValues
 from aot.frontend.torch_sizes import SizeReader, scaled
 from aot.ir import Relation
 
@@ -61,17 +65,18 @@ class _Unreadable(Exception):
 
 
 def relations_of(
-    program: Any, sizes: SizeReader, inputs: Mapping[str, Sequence[Dim] | Dim]
+    program: Any, sizes: SizeReader, inputs: Mapping[str, Sequence[Dim] | Dim], builder: KnownBuilder
 ) -> tuple[tuple[Relation, ...], list[str]]:
     """The relations that the guards of a program ask for beyond its inputs' types, and notes on those not read.
 
-    `inputs`: the shape of each input of the graph, or of a number its dim, by name. Raises ModelError for a guard that
-    never holds.
+    `inputs`: the shape of each input of the graph, or of a number its dim, by name. A guard that is no relation becomes
+    a condition that the builder's graph computes. Raises ModelError for a guard that never holds.
     """
     code = list(dict.fromkeys(getattr(program, "_guards_code", None) or ()))
     if not code:
         return (), []
     reader = _Reader(inputs, _sources(program))
+    values = GuardValues(builder, reader.extent)
     found: dict[Relation, None] = {}
     notes: list[str] = []
     assumed: set[Dim] | None = None
@@ -79,7 +84,11 @@ def relations_of(
         try:
             relations = list(reader.relations(text))
         except (_Unreadable, UnsupportedError, ArithmeticError) as error:
-            notes.append(f"PyTorch's guard {text} is not checked: {error}")
+            try:
+                with builder.at(f"PyTorch's guard {text}"):
+                    hold(builder, values.of(ast.parse(text, mode="eval").body))
+            except (_Unreadable, UnsupportedError, SyntaxError, ValueError, RecursionError, MemoryError):
+                notes.append(f"PyTorch's guard {text} is not checked: {error}")
             continue
         for relation in relations:
             known = relation.known()
@@ -257,12 +266,8 @@ class _Reader:
             return _CALLS[tree.func.id](*map(self._size, tree.args))
         elif isinstance(tree, ast.Call) and ast.unparse(tree.func) == "math.trunc" and len(tree.args) == 1:
             return self._scaled(tree.args[0])
-        elif _is_extent(tree):
-            return self._extent(tree)
-        elif isinstance(tree, ast.Subscript):
-            number = self.inputs.get(self.sources.get(ast.unparse(tree), ""))
-            if isinstance(number, int | DimExpr):
-                return number
+        elif (size := self.extent(tree)) is not None:
+            return size
         raise _Unreadable(f"the size {ast.unparse(tree)[:80]}")
 
     def _scaled(self, tree: ast.expr) -> Dim:
@@ -274,6 +279,13 @@ class _Reader:
                 if isinstance(factor, float) and factor > 0:
                     return scaled(self._size(number.args[0]), factor)
         raise _Unreadable(f"the size math.trunc({ast.unparse(tree)[:80]})")
+
+    def extent(self, tree: ast.expr) -> Dim | None:
+        """The size that a subscript is; None for another expression. Raises _Unreadable for that of no input."""
+        if _is_extent(tree):
+            return self._extent(tree)
+        number = self.inputs.get(self.sources.get(ast.unparse(tree), "")) if isinstance(tree, ast.Subscript) else None
+        return number if isinstance(number, int | DimExpr) else None
 
     def _extent(self, tree: ast.Subscript) -> Dim:
         """`L['x'].size()[0]`."""

@@ -51,6 +51,7 @@ from aot.ir import Const, Graph, Node, Relation, Value, const_of, live, rewire, 
 from aot.ops import OPS
 from aot.ops.opdef import DimMismatch
 
+LARGEST_MADE_BYTES = 1 << 24  # of a tensor that torch makes for the importer
 LARGEST_ROUNDS = 64  # conditions on sizes that one import may add
 _EXAMPLES = 5
 # Importing these modules fills CONVERTERS and HIGHER_ORDER.
@@ -113,7 +114,7 @@ class TorchImporter:
                 self._placeholder(node, specs[node.name], mutated, inputs)
         given: dict[str, Sequence[Dim] | Dim] = {value.name: value.type.shape for value in self.builder.inputs}
         given.update({node.name: found for node, found in self.entries.items() if isinstance(found, int | DimExpr)})
-        relations, notes = relations_of(self.program, self.sizes, given)
+        relations, notes = relations_of(self.program, self.sizes, given, self.builder)
         self.notes.extend(notes)
         self.relations = tuple(relation for relation in relations if not self._claimed(relation))
         self.builder.relations = self.relations
@@ -223,7 +224,7 @@ class TorchImporter:
                 self._reject("", entry.reason, f"output {name!r}")
             if isinstance(entry, Poison) or entry is None:
                 continue
-            value = self._output(self._as_value(entry, name), name, outputs)
+            value = self._output(self._as_value(self._settled(entry), name), name, outputs)
             if value is None:
                 continue
             outputs.append(value)
@@ -421,6 +422,8 @@ class TorchImporter:
         if name in ONE_TO_ONE:
             operands = [item for item in arguments.values() if isinstance(item, Value)]
             return self.builder.op(ONE_TO_ONE[name], *operands)[0]
+        if not node.all_input_nodes and is_made_of_numbers(node):
+            return self.builder.const(self._const(node.name, node.target(*node.args, **node.kwargs)), node.name)
         raise refused(name, node)
 
     def _settled(self, argument: Any) -> Any:
@@ -530,6 +533,18 @@ def flat(items: Sequence[Any]) -> list[Any]:
     for item in items:
         found.extend(flat(item) if isinstance(item, list | tuple) else [item])
     return found
+
+
+def is_made_of_numbers(node: Any) -> bool:
+    """Whether a node of torch makes a small tensor of numbers alone, the same in every run: a window of a filter."""
+    import torch
+
+    value, target = node.meta.get("val"), node.target
+    is_plain = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
+    if not is_plain or torch.Tag.nondeterministic_seeded in target.tags or not isinstance(value, torch.Tensor):
+        return False
+    sizes = value.shape
+    return all(isinstance(size, int) for size in sizes) and value.numel() * value.element_size() <= LARGEST_MADE_BYTES
 
 
 def is_size(value: Any) -> bool:

@@ -28,8 +28,8 @@ _FLOATS: Mapping[str, str] = {
     "_sym_atan": "atan",
 }  # fmt: skip
 _TESTS: Mapping[str, str] = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
-_ROUNDINGS: Mapping[str, str] = {
-    "trunc": "trunc", "floor": "floor", "ceil": "ceil", "sym_int": "trunc", "round": "round",
+ROUNDINGS: Mapping[str, str] = {
+    "trunc": "trunc", "int": "trunc", "sym_int": "trunc", "floor": "floor", "ceil": "ceil", "round": "round",
 }  # fmt: skip
 COMPARISONS: Mapping[str, str] = {
     "Equality": "eq", "Unequality": "ne", "StrictGreaterThan": "gt", "StrictLessThan": "lt", "GreaterThan": "ge",
@@ -57,9 +57,9 @@ def computed(builder: KnownBuilder, name: str, operands: Sequence[Any], is_condi
 
 def whole(builder: KnownBuilder, name: str, operands: Sequence[Any]) -> Value | None:
     """A float as an integer, by one of Python's ways of rounding; None for another operator."""
-    if name not in _ROUNDINGS or not is_number(operands[0]) or any(digits is not None for digits in operands[1:]):
+    if name not in ROUNDINGS or not is_number(operands[0]) or any(digits is not None for digits in operands[1:]):
         return None
-    rounded = builder.op(_ROUNDINGS[name], _as(builder, operands[0], dtypes.F64))[0]
+    rounded = builder.op(ROUNDINGS[name], _as(builder, operands[0], dtypes.F64))[0]
     return builder.op("cast", rounded, to=dtypes.I64)[0]
 
 

@@ -52,9 +52,22 @@ _OPERATORS = frozenset(
     }
 )  # fmt: skip
 _MATH = frozenset({"ceil", "floor", "sqrt", "trunc", "pow", "log2", "exp"})
+_PREDISPATCH = frozenset(  # of scans whose steps are combined: vmap's own, which trace and compute nothing
+    {
+        "_add_batch_dim",
+        "_remove_batch_dim",
+        "_vmap_decrement_nesting",
+        "_vmap_increment_nesting",
+        "lazy_load_decompositions",
+    }
+)
 _ON_FILES = ("torch.ops.aten.from_file", "torch.ops.aten.save")
 _TARGET = re.compile(r"torch\.ops\.[A-Za-z_]\w*\.[A-Za-z_]\w*(\.[A-Za-z_]\w*)?|torch\._?sym_[a-z_]+(\.[a-z]+)?")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
+_NO_EXPORT = (
+    "No export that is known here writes this. Do not trust a file of others; a program of your own can be compiled "
+    "without one: aot.compile(exported_program)."
+)
 _SYMBOL_NAME = re.compile(r"[A-Za-z_]\w*")
 _EXPRESSION_NODES = (
     ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.Load, ast.Compare, ast.BoolOp,
@@ -64,7 +77,9 @@ _EXPRESSION_NODES = (
 _EXPRESSION_CALLS = frozenset(
     """Abs Add And CeilDiv CeilToInt CleanDiv Eq Equality FloatPow FloatTrueDiv FloorDiv FloorToInt Ge GreaterThan Gt
     Identity IntTrueDiv Integer IsNonOverlappingAndDenseIndicator Le LessThan LShift Lt Max Min Mod ModularIndexing Mul
-    Ne Not Or Piecewise Pow PowByNatural PythonMod RShift RoundDecimal RoundToInt StrictGreaterThan StrictLessThan
+    Ne Not OpaqueUnaryFn_cos OpaqueUnaryFn_exp OpaqueUnaryFn_log OpaqueUnaryFn_log2 OpaqueUnaryFn_sin
+    OpaqueUnaryFn_sqrt OpaqueUnaryFn_tanh
+    Or Piecewise Pow PowByNatural PythonMod RShift RoundDecimal RoundToInt StrictGreaterThan StrictLessThan
     ToFloat TruncToFloat TruncToInt Unequality Where ceiling floor""".split()
 )
 
@@ -360,9 +375,9 @@ def check_document(document: Any) -> None:
     """Raises ModelError for a name or an expression that no export writes: torch would call, or evaluate, it."""
     for key, value in _strings(document):
         if key == "target" and not value.startswith("#") and "." in value and not _is_known_target(value):
-            raise ModelError(f"the program calls {value[:80]!r}, which is no operator", hint="Do not trust this file.")
+            raise ModelError(f"the program calls {value[:80]!r}, which is no operator", hint=_NO_EXPORT)
         if key == "expr_str" and not is_plain_expression(value):
-            raise ModelError(f"the size {value[:80]!r} is no expression of sizes", hint="Do not trust this file.")
+            raise ModelError(f"the size {value[:80]!r} is no expression of sizes", hint=_NO_EXPORT)
 
 
 def _strings(part: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -387,6 +402,8 @@ def _is_known_target(target: str) -> bool:
         return name in _OPERATORS
     if module == "math":
         return name in _MATH
+    if module == "torch._functorch.predispatch":
+        return name in _PREDISPATCH
     return _TARGET.fullmatch(target) is not None and not target.startswith(_ON_FILES)
 
 

@@ -193,7 +193,12 @@ class Context(Constructions):
         return made
 
     def number_value(self, number: Any, dtype: DType) -> Value:
-        """A Python number, or a size, as a rank-0 tensor; whole numbers wrap around as torch's do."""
+        """A Python number, a size, or a number that is known when running, as a rank-0 tensor.
+
+        Whole numbers wrap around as torch's do.
+        """
+        if isinstance(number, Value):
+            return self.cast(number, dtype)
         if isinstance(number, DimExpr):
             contents: Array = np.empty((), dtype=object)
             contents[()] = number

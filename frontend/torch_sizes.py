@@ -210,6 +210,8 @@ class SizeReader:
             return dimension.maximum(*parts)
         if kind == "Min":
             return dimension.minimum(*parts)
+        if kind == "Abs":
+            return dimension.maximum(parts[0], -1 * parts[0])
         if kind in ("Identity", "ToFloat"):
             return parts[0]
         raise UnsupportedError(f"the size {expression}")

@@ -1,0 +1,83 @@
+"""Guards of PyTorch that are no relation of sizes, as truth values that every run computes and holds.
+
+`n & (n - 1) == 0` and `round(n / 3) == h` are such: nothing says for which sizes they hold, but the run knows its own.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from functools import reduce
+
+from aot import dtypes
+from aot.dims import Dim
+from aot.errors import UnsupportedError
+from aot.frontend import data_sizes
+from aot.frontend.known import KnownBuilder
+from aot.frontend.torch_numbers import ROUNDINGS
+from aot.ir import Value
+
+_OF_TWO: Mapping[type, str] = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.BitAnd: "and",
+    ast.BitOr: "or", ast.BitXor: "xor", ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt",
+    ast.GtE: "ge",
+}  # fmt: skip
+_OF_FLOATS: Mapping[type, str] = {ast.Div: "div", ast.Pow: "pow"}
+_FUNCTIONS: Mapping[str, str] = {
+    "math.sqrt": "sqrt", "math.log": "log", "math.exp": "exp", "torch._sym_sqrt": "sqrt", "torch.sym_float": "copy",
+    "float": "copy",
+}  # fmt: skip
+_CHOICES: Mapping[str, str] = {"max": "max", "min": "min", "torch.sym_max": "max", "torch.sym_min": "min"}
+
+
+class GuardValues:
+    """`extent` gives the size that a subscript is, or None for other subscripts."""
+
+    def __init__(self, builder: KnownBuilder, extent: Callable[[ast.expr], Dim | None]) -> None:
+        self.builder = builder
+        self.extent = extent
+
+    def of(self, tree: ast.expr) -> Value:
+        """A condition, or a number in it, as a tensor of rank 0: bool, i64 or f64. Raises UnsupportedError."""
+        size = self.extent(tree)
+        if size is not None:
+            return data_sizes.number(self.builder, size)
+        if isinstance(tree, ast.Constant) and type(tree.value) in (bool, int, float):
+            kind = {bool: dtypes.BOOL, int: dtypes.I64, float: dtypes.F64}[type(tree.value)]
+            return self.builder.scalar(ast.literal_eval(tree), kind)
+        if isinstance(tree, ast.BoolOp):
+            name = "and" if isinstance(tree.op, ast.And) else "or"
+            return reduce(lambda a, b: self.builder.op(name, a, b)[0], map(self.of, tree.values))
+        if isinstance(tree, ast.Compare) and all(type(sign) in _OF_TWO for sign in tree.ops):
+            values = [self.of(part) for part in (tree.left, *tree.comparators)]
+            pairs = zip(values, tree.ops, values[1:], strict=False)
+            found = [self._two(_OF_TWO[type(sign)], left, right) for left, sign, right in pairs]
+            return reduce(lambda a, b: self.builder.op("and", a, b)[0], found)
+        if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub | ast.Not):
+            return self.builder.op("neg" if isinstance(tree.op, ast.USub) else "not", self.of(tree.operand))[0]
+        if isinstance(tree, ast.BinOp) and type(tree.op) in _OF_TWO:
+            return self._two(_OF_TWO[type(tree.op)], self.of(tree.left), self.of(tree.right))
+        if isinstance(tree, ast.BinOp) and type(tree.op) in _OF_FLOATS:
+            left, right = (self._as_float(self.of(part)) for part in (tree.left, tree.right))
+            return self.builder.op(_OF_FLOATS[type(tree.op)], left, right)[0]
+        if isinstance(tree, ast.Call) and not tree.keywords and tree.args:
+            return self._call(ast.unparse(tree.func), [self.of(part) for part in tree.args])
+        raise UnsupportedError(f"the number {ast.unparse(tree)[:80]}")
+
+    def _call(self, function: str, values: list[Value]) -> Value:
+        rounding = ROUNDINGS.get(function.removeprefix("math.").replace("torch.sym_int", "int"))
+        if function in _CHOICES:
+            return reduce(lambda a, b: self._two(_CHOICES[function], a, b), values)
+        if function in _FUNCTIONS and len(values) == 1:
+            return self.builder.op(_FUNCTIONS[function], self._as_float(values[0]))[0]
+        if rounding is None or len(values) != 1:
+            raise UnsupportedError(f"the function {function[:80]}")
+        return self.builder.op("cast", self.builder.op(rounding, self._as_float(values[0]))[0], to=dtypes.I64)[0]
+
+    def _two(self, name: str, left: Value, right: Value) -> Value:
+        if left.type.dtype is not right.type.dtype:
+            left, right = self._as_float(left), self._as_float(right)
+        return self.builder.op(name, left, right)[0]
+
+    def _as_float(self, value: Value) -> Value:
+        return value if value.type.dtype is dtypes.F64 else self.builder.op("cast", value, to=dtypes.F64)[0]
