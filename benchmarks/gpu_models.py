@@ -10,6 +10,9 @@ eager torch in float16 makes of the same inputs, whose own error says how much h
 of one call inside a stream, in turns with eager torch captured in a CUDA graph and, with --compile, with
 torch.compile(mode="reduce-overhead"). Of a model whose weights would stay in the second-level cache there are several
 with other weights, for all contestants, and every call takes the next one and other inputs.
+
+Each model runs in a process of its own: PyTorch frees the workspace of cuBLAS that captured graphs of eager calls use
+when torch.compile captures graphs of another model, and their products then read memory that is gone (PyTorch 2.11).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import copy
 import itertools
 import json
 import statistics
+import subprocess
 import sys
 import time
 import tomllib
@@ -306,9 +310,14 @@ def main() -> None:
         table(chosen.folder)
         return
     results = {}
-    for definition in definitions():
-        if chosen.only and not any(part in definition.name for part in chosen.only.split(",")):
-            continue
+    wanted = [d for d in definitions() if any(part in d.name for part in chosen.only.split(","))]
+    if chosen.what == "run" and len(wanted) > 1:
+        rest = ["--seconds", str(chosen.seconds), *(["--compile"] if chosen.compile else [])]
+        for definition in wanted:
+            command = [sys.executable, __file__, "run", str(chosen.folder), "--only", definition.name, *rest]
+            subprocess.run(command, check=False)
+        return
+    for definition in wanted:
         if not definition.available:
             print(f"{definition.name}: {definition.needs} is not installed")
             continue

@@ -128,8 +128,11 @@ model you meant, only a comparison with the module itself says, as above.
   names given to `torch.export.Dim`, only symbols such as `s77`; `INPUT.AXIS` names a size too, wherever one is named:
   `--dim image.0=1..8`, `--variant image.0=1,8`, `aotc run --dim image.0=5`, `model.reserve(**{{"image.0": 8}})`.
   An input may be linear in a dim (`2 * Dim("half") - 1`). Where an op asks that a size divides
-  (`reshape(n // 4, 4, -1)`, `pixel_unshuffle`), other sizes are refused when it runs. Open images may be interpolated
-  by any simple factor.
+  (`reshape(n // 4, 4, -1)`, `pixel_unshuffle`), or that two sizes are equal, other sizes are refused when it runs.
+  Open images may be interpolated by any simple factor.
+- **Numbers that Python computes from open sizes** (`x.shape[0] ** -0.5`, `1 / n`, `round(n / 3)`, `n > 5` given to an
+  op) are computed in every run, in double precision as Python does. Guards of PyTorch that are no relation of sizes
+  (`n & (n - 1) == 0`) are computed and held too.
 - **Arguments that are no tensors** (numbers, truth values, text, None) are fixed at export and are no inputs; a note of
   the build says at what. An integer that was exported as dynamic is an input of one i64.
 - **Inputs of one element** may be given as numbers of Python, which must fit their type: 1e40 is refused for an f32,
