@@ -24,15 +24,14 @@ from benchmarks.torch_definitions import Definition, LlamaSizes
 TARGET = "cpu:x86-64-v4" if target_supported("cpu:x86-64-v4") else "cpu:x86-64-v3"
 
 
-
 def _small_image_model(name: str) -> torch.nn.Module:
     """A model of timm's classes with each kind of layer, in less depth than the published ones."""
     with torch_definitions._torchvision():
         from timm.models.levit import Levit
         from timm.models.regnet import RegNet, RegNetCfg
     torch.manual_seed(0)
-    if name == "regnet":  # stages of 24 to 152 channels, grouped convolutions, squeeze and excitation
-        model = RegNet(RegNetCfg(depth=5, w0=24, wa=36.44, wm=2.49, group_size=8, se_ratio=0.25), num_classes=10)
+    if name == "regnet":  # four stages of 24 to 368 channels, grouped convolutions, squeeze and excitation
+        model = RegNet(RegNetCfg(depth=6, w0=24, wa=60, wm=2.49, group_size=8, se_ratio=0.25), num_classes=10)
     else:
         model = Levit(SIDE, num_classes=10, embed_dim=(32, 48, 64), key_dim=16, num_heads=(2, 3, 4), depth=(1, 1, 1))
     return torch_definitions.settle(model.eval(), torch_definitions._images(SIDE, 4, 1))

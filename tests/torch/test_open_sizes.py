@@ -179,8 +179,8 @@ CASES: dict[str, tuple[Callable[..., Any], Shapes, tuple[dict[int, Any], ...], S
 
 # One of each kind that has no refused shapes; those that have are all compiled, since the runtime refuses.
 COMPILED = {name for name, (*_, refused) in CASES.items() if refused} | {
-    "padded to fours, as in Swin", "unequal halves", "part of a product", "nearest by 1.5", "linear by 1.7, sizes first",
-    "mean pools to another's size", "places of the largest",
+    "padded to fours, as in Swin", "unequal halves", "part of a product", "nearest by 1.5",
+    "linear by 1.7, sizes first", "mean pools to another's size", "places of the largest",
 }  # fmt: skip
 
 
