@@ -1,7 +1,25 @@
-"""What all tests share: Triton's interpreter, which must be asked for before anything imports Triton."""
+"""What all tests share: what must be set before anything imports Triton or PyTorch, and which files start first."""
 
 from __future__ import annotations
 
 import os
 
+import pytest
+
 os.environ["TRITON_INTERPRET"] = "1"  # cubins are compiled in processes that do not have it
+# One process of pytest for each core is the parallelism: with threads too, PyTorch's wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A file stays on one worker (--dist loadfile), and with --no-loadscope-reorder files start in this order.
+LONGEST = (
+    "tests/torch/test_models.py", "tests/zoo/test_zoo.py", "tests/torch/test_suites.py",
+    "tests/passes/test_zoo_models.py", "tests/cuda/test_loops.py", "tests/torch/test_open_sizes.py",
+    "tests/docs/test_pages.py", "tests/backend/test_loops.py", "tests/cuda/test_joined.py",
+    "tests/torch/test_idioms.py", "tests/torch/test_complex.py", "tests/runtime/test_cuda.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take longest first, so that no worker begins one when the others are about to end."""
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(LONGEST)))

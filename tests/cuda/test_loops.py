@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from aot.dtypes import BF16, F16, F32, I64, DType
 from aot.evaluate import evaluate, evaluate_op
 from aot.ir import Graph, Layout, Value
 from aot.kernel import Kernel
-from aot.ops import OPS
+from aot.ops import OPS, Sample
 from tests.backend.test_loops import NHWC, NOT_ONE_KERNEL, SIZES, compare, graph_of, kernel_of, normal, op, single
 from tests.cuda import interpreter
 from tests.ops.samples import samples_of
@@ -47,9 +48,17 @@ def check(
     return kernel
 
 
+def small(name: str, sample: Sample) -> Sample:
+    """Pools of few channels: a program computes one element, and the interpreter's time is that of programs."""
+    x = sample.operands[0]
+    if name not in ("max_pool", "avg_pool") or x is None or x.shape[1] <= 5:
+        return sample
+    return replace(sample, operands=(x[:, :3], *sample.operands[1:]))
+
+
 @pytest.mark.parametrize("name", sorted(set(OPS) - NOT_ONE_KERNEL))
 def test_every_op(name: str) -> None:
-    for sample in samples_of(name):
+    for sample in (small(name, each) for each in samples_of(name)):
         kernel = single(name, sample)
         if kernel is None or kernel.kind not in BACKEND.kinds:
             continue
@@ -111,7 +120,7 @@ def test_softmax_over_any_axis(axis: int) -> None:
 @pytest.mark.parametrize("shape", [(1, 3, 13, 11), (2, 17, 7, 9)], ids=str)
 def test_pooling(channels_last: bool, shape: tuple[int, ...]) -> None:
     layout = {0: NHWC} if channels_last else {}
-    x = normal(*shape)
+    x = normal(*shape)[:, : None if channels_last else 5]  # channels first, each element is a program
     attrs = {"window": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1), "dilations": (1, 1), "ceil": False}
     check(lambda b, x: b.max_pool(x, **attrs), x, layouts=layout, out=layout)
     attrs["include_pad"] = False

@@ -6,6 +6,7 @@ They are compared as benchmarks/torch_models.py compares them, which writes docs
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,36 @@ from benchmarks.torch_definitions import Definition, LlamaSizes
 
 TARGET = "cpu:x86-64-v4" if target_supported("cpu:x86-64-v4") else "cpu:x86-64-v3"
 
+
+def _small_image_model(name: str) -> torch.nn.Module:
+    """A model of timm's classes with each kind of layer, in less depth than the published ones."""
+    with torch_definitions._torchvision():
+        from timm.models.levit import Levit
+        from timm.models.regnet import RegNet, RegNetCfg
+    torch.manual_seed(0)
+    if name == "regnet":  # four stages of 24 to 368 channels, grouped convolutions, squeeze and excitation
+        model = RegNet(RegNetCfg(depth=6, w0=24, wa=60, wm=2.49, group_size=8, se_ratio=0.25), num_classes=10)
+    else:
+        model = Levit(SIDE, num_classes=10, embed_dim=(32, 48, 64), key_dim=16, num_heads=(2, 3, 4), depth=(1, 1, 1))
+    return torch_definitions.settle(model.eval(), torch_definitions._images(SIDE, 4, 1))
+
+
+SIDE = 96
+SMALL = {
+    f"small {name}": Definition(
+        f"small {name}", partial(_small_image_model, name), partial(torch_definitions._images, SIDE), needs="timm"
+    )
+    for name in ("regnet", "levit")
+}
+
 # One of each kind: convolutions, window attention, grouped heads, experts, biased attention, an encoder with a
 # decoder, a state space, two inputs, a recurrence.
 FIXED = (
-    "timm:regnety_002", "timm:levit_128s", "transformers:deberta-v2", "transformers:gemma2", "transformers:mixtral",
+    *SMALL, "transformers:deberta-v2", "transformers:gemma2", "transformers:mixtral",
     "transformers:bart", "transformers:mamba2", "transformers:wav2vec2", "transformers:clip", "torch:LSTM",
     "mlp12x512_b256",
 )  # fmt: skip
-DEFINITIONS = {each.name: each for each in (*torch_definitions.models(), *torch_definitions.fourteen())}
+DEFINITIONS = {each.name: each for each in (*torch_definitions.models(), *torch_definitions.fourteen())} | SMALL
 CHOSEN = tuple(DEFINITIONS) if os.environ.get("AOT_MODELS") == "all" else FIXED
 
 
