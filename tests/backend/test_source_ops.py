@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 
 from aot.backend.cpu import CpuBackend
+from aot.backend.cpu.isa import Isa
 from aot.builder import Builder
 from aot.dtypes import from_numpy
 from aot.evaluate import evaluate_op
 from aot.ops import OPS
-from tests.backend.harness import run_threads
-from tests.backend.test_loops import LEVELS, kernel_of
+from tests.backend.harness import ISAS, run_threads
+from tests.backend.test_loops import kernel_of
 from tests.ops.samples import samples_of
 
 SOURCE_OPS = sorted(name for name, op in OPS.items() if op.sources)
 
 
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", SOURCE_OPS)
-def test_samples(name: str) -> None:
-    """Each on one instruction set: the source is the same for all. Samples that come in pairs have both."""
-    for number, sample in enumerate(samples_of(name)):
-        isa = LEVELS[(number + number // 2) % len(LEVELS)]
+def test_samples(name: str, isa: Isa) -> None:
+    for sample in samples_of(name):
         builder = Builder()
         given = [
             None if a is None else builder.input(f"x{n}", from_numpy(a.dtype), a.shape)
