@@ -47,14 +47,19 @@ class GuardValues:
             return self.builder.scalar(ast.literal_eval(tree), kind)
         if isinstance(tree, ast.BoolOp):
             name = "and" if isinstance(tree.op, ast.And) else "or"
-            return reduce(lambda a, b: self.builder.op(name, a, b)[0], map(self.of, tree.values))
+            return reduce(lambda a, b: self.builder.op(name, a, b)[0], map(self._truth, tree.values))
         if isinstance(tree, ast.Compare) and all(type(sign) in _OF_TWO for sign in tree.ops):
             values = [self.of(part) for part in (tree.left, *tree.comparators)]
             pairs = zip(values, tree.ops, values[1:], strict=False)
             found = [self._two(_OF_TWO[type(sign)], left, right) for left, sign, right in pairs]
             return reduce(lambda a, b: self.builder.op("and", a, b)[0], found)
-        if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub | ast.Not):
-            return self.builder.op("neg" if isinstance(tree.op, ast.USub) else "not", self.of(tree.operand))[0]
+        if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not):
+            return self.builder.op("not", self._truth(tree.operand))[0]
+        if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+            return self.builder.op("neg", self.of(tree.operand))[0]
+        if isinstance(tree, ast.BinOp) and isinstance(tree.right, ast.Constant) and tree.right.value == 0:
+            if isinstance(tree.op, ast.FloorDiv | ast.Mod | ast.Div):
+                raise UnsupportedError("a division by 0")
         if isinstance(tree, ast.BinOp) and type(tree.op) in _OF_TWO:
             return self._two(_OF_TWO[type(tree.op)], self.of(tree.left), self.of(tree.right))
         if isinstance(tree, ast.BinOp) and type(tree.op) in _OF_FLOATS:
@@ -63,6 +68,13 @@ class GuardValues:
         if isinstance(tree, ast.Call) and not tree.keywords and tree.args:
             return self._call(ast.unparse(tree.func), [self.of(part) for part in tree.args])
         raise UnsupportedError(f"the number {ast.unparse(tree)[:80]}")
+
+    def _truth(self, tree: ast.expr) -> Value:
+        """What Python takes an expression to be where it asks for a condition."""
+        value = self.of(tree)
+        if value.type.dtype.is_bool:
+            return value
+        return self.builder.op("ne", value, self.builder.scalar(0, value.type.dtype))[0]
 
     def _call(self, function: str, values: list[Value]) -> Value:
         rounding = ROUNDINGS.get(function.removeprefix("math.").replace("torch.sym_int", "int"))

@@ -199,9 +199,9 @@ def test_files_of_what_pytorch_writes(kind: str, tmp_path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.export.export(Added(), (torch.randn(8, 2),))
-        sizes = (8,)
+        sizes = [8]
     else:
-        program, sizes = exported(lambda x: x * torch.sym_sqrt(x.shape[0])), (8, SHORT)
+        program, sizes = exported(lambda x: x * torch.sym_sqrt(x.shape[0])), [8, SHORT]
     path = tmp_path / "program.pt2"
     torch.export.save(program, path)
     for rows in sizes:
