@@ -72,7 +72,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         Architecture("sm_86", 86, "A10", 12000, frozenset(), _numbers(72, 101376, 0.6, 125, 31, 6)),
         Architecture("sm_89", 89, "L40S", 12000, frozenset({"fp8"}), _numbers(142, 101376, 0.86, 362, 91, 96)),
         Architecture(
-            "sm_90a", 90, "H100 and H200", 12000, frozenset({"fp8", "programmatic_launch"}),
+            "sm_90a", 90, "H100 and H200", 12000, frozenset({"fp8", "programmatic_launch", "tensor_copies"}),
             _numbers(132, 232448, 4.2, 730, 60, 50),
         ),
         Architecture(

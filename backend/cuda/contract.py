@@ -82,6 +82,21 @@ class Stream:
         return f"{self.columns} columns x {self.summed}, {self.warps} warps"
 
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A product of two plain matrices by descriptors: asked for where the shape alone would not choose it."""
+
+
+DESCRIBED = Tile(128, 128, 64, 4, 5)
+"""The tile of products whose operands the tensor-copy engine brings, one after the other in each program: 8 to 13 %
+faster than by pointers where there are many, and slower where there are few (docs/cuda.md)."""
+
+LEAST_DESCRIBED = 2
+"""Tiles for each multiprocessor from which on descriptors are used."""
+
+DESCRIBED_ELEMENTS = 8
+"""Elements of 16 bits that lines of described matrices are multiples of: 16 bytes."""
+
 TILES = (
     Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 4, 3), Tile(128, 128, 64, 8, 3), Tile(128, 64, 64, 4, 4),
     Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 5), Tile(64, 32, 128, 4, 4), Tile(32, 64, 128, 4, 4),
@@ -95,7 +110,7 @@ SINGLE_TILES = (Tile(64, 64, 32, 4, 3), Tile(64, 32, 32, 4, 3), Tile(32, 32, 32,
 def emit_contract(
     kernel: Kernel,
     target: Target,
-    schedule: Tile | Stream | None = None,
+    schedule: Tile | Stream | Described | None = None,
     packed: Mapping[int, PackedOperand] | None = None,
 ) -> Emitted:
     """Triton for a kernel with a ContractRoot; with `schedule`, cut as it says, where its form is possible.
@@ -107,7 +122,11 @@ def emit_contract(
 
 class _Contract:
     def __init__(
-        self, kernel: Kernel, target: Target, schedule: Tile | Stream | None, packed: Mapping[int, PackedOperand]
+        self,
+        kernel: Kernel,
+        target: Target,
+        schedule: Tile | Stream | Described | None,
+        packed: Mapping[int, PackedOperand],
     ) -> None:
         root = kernel.root
         if not isinstance(root, ContractRoot):
@@ -167,17 +186,22 @@ class _Contract:
             count = batch * -(-rows // tile.rows) * -(-columns // tile.columns)
             step_bytes = (tile.rows + tile.columns) * tile.summed * item
             fit = min(int(shared // (step_bytes * tile.stages)), 16 // tile.warps)
-            together = max(min(fit, -(-count // processors)), 1)
-            waves = -(-count // (processors * together))
+            most = max(min(fit, -(-count // processors)), 1)
             flops = 2 * tile.rows * tile.columns * tile.summed
             # Tensor cores work at full rate on 64 rows or more; f32 goes through the plain units.
             rate = 4096 if tile.rows >= 64 else 680
             if operand == F32:
                 rate = rate // 2 if "tf32" in self.target.features else 256
             arrival = (500 + step_bytes / 200) / min(tile.stages - 1, 3)
-            # A lone program has nobody to work while it waits, or stores.
-            step = max(flops / rate * (together if together > 1 else 1.07), step_bytes / 56 * together, arrival)
-            return waves * (-(-summed // tile.summed) * step + 1600 + tile.rows * tile.columns / 16)
+
+            def wave(together: int) -> float:
+                """Of so many programs on each multiprocessor."""
+                # A lone program has nobody to work while it waits, or stores.
+                step = max(flops / rate * (together if together > 1 else 1.07), step_bytes / 56 * together, arrival)
+                return -(-summed // tile.summed) * step + 1600 + tile.rows * tile.columns / 16
+
+            whole, rest = divmod(count, processors * most)
+            return whole * wave(most) + (wave(-(-rest // processors)) if rest else 0)
 
         tiles: tuple[Tile, ...] = SINGLE_TILES if operand == F32 else TILES
         if self._has_wide_epilogue():
@@ -197,6 +221,8 @@ class _Contract:
 
     def _tiles(self, operand: DType) -> Emitted:
         self._pack()
+        if self._suits_descriptors(operand):
+            return self._described()
         tile, code, root = self._choose(operand), self.code, self.root
         if isinstance(self.summed, int):
             step = max(min(tile.summed, power_of_two(self.summed)), 16)
@@ -213,15 +239,7 @@ class _Contract:
             code.line(f"tiles = {down_text} * {across_text}")
             code.line(f"sample = {program} // tiles")
             code.line(f"tile = {program} % tiles")
-            if down == 1:
-                code.line("down = 0 * tile")
-                code.line("across = tile")
-            else:
-                code.line(f"first = tile // ({GROUP} * {across_text}) * {GROUP}")
-                code.line(f"rows_here = tl.minimum({down_text} - first, {GROUP})")
-                code.line(f"inside = tile % ({GROUP} * {across_text})")
-                code.line("down = first + inside % rows_here")
-                code.line("across = inside // rows_here")
+            self._walk(down, across)
             batch = self._batch_axes(renderer)
             m_dim, m = self._span(renderer, "m", "down", tile.rows, self.row_axes, "[:, None]")
             n_dim, n = self._span(renderer, "n", "across", width, self.column_axes, "[None, :]")
@@ -259,12 +277,89 @@ class _Contract:
         is_heavy = typical(self.summed) > FEW_STEPS * tile.summed
         return self._finish(tiling, tile.warps, tile.stages, f"tiles of {tile}", is_heavy)
 
+    def _walk(self, down: Dim, across: Dim) -> None:
+        """Writes which rows and columns of tiles a tile is, in groups of rows."""
+        code, down_text, across_text = self.code, self.dims.text(down), self.dims.text(across)
+        if down == 1:
+            code.line("down = 0 * tile")
+            code.line("across = tile")
+            return
+        code.line(f"first = tile // ({GROUP} * {across_text}) * {GROUP}")
+        code.line(f"rows_here = tl.minimum({down_text} - first, {GROUP})")
+        code.line(f"inside = tile % ({GROUP} * {across_text})")
+        code.line("down = first + inside % rows_here")
+        code.line("across = inside // rows_here")
+
+    # Tiles by descriptors.
+
+    def _suits_descriptors(self, operand: DType) -> bool:
+        """Whether the tensor-copy engine is to bring tiles: of two plain matrices, where programs have several each."""
+        if isinstance(self.schedule, Described):
+            return self._are_matrices(operand)
+        tiles = -(-typical(self.rows) // DESCRIBED.rows) * -(-typical(self.columns) // DESCRIBED.columns)
+        return (
+            self.schedule is None
+            and "tensor_copies" in self.target.features
+            and tiles >= LEAST_DESCRIBED * self.target.numbers["multiprocessors"]
+            and typical(self.summed) >= 4 * DESCRIBED.summed
+            and not self._has_wide_epilogue()
+            and self._are_matrices(operand)
+        )
+
+    def _are_matrices(self, operand: DType) -> bool:
+        """Whether both operands are read where they lie, row after row, what is summed innermost, in whole lines."""
+        root, summed = self.root, self.summed
+        if operand not in (F16, BF16) or len(root.rights) > 1 or self.batch != 1 or not isinstance(summed, int):
+            return False
+        if summed % DESCRIBED_ELEMENTS or not summed:
+            return False
+        for expr, axes in ((root.a, self.row_axes), (root.b, self.column_axes)):
+            load = _uncast(expr, operand)
+            if load.op != "load" or load.dtype != operand or not self.kernel.inputs[load.payload].is_aligned:
+                return False
+            wanted: dict[int, Dim] = {root.k: 1}
+            stride: Dim = summed
+            for number in reversed([a for a in axes if self.kernel.axes[a].extent != 1]):
+                wanted[number] = stride
+                stride = stride * self.kernel.axes[number].extent
+            found = affine_of(load.args[0])
+            if found.rest or found.constant != 0 or {a: c for a, c in found.coefficients.items() if c != 0} != wanted:
+                return False
+        return True
+
+    def _described(self) -> Emitted:
+        """Each program takes one tile after the other, while the next ones arrive."""
+        tile, code, root = DESCRIBED, self.code, self.root
+        tiling = Tiling(code, self.dims)
+        renderer = Renderer(self.kernel, self.dims, code)
+        down, across = dimension.ceildiv(self.rows, tile.rows), dimension.ceildiv(self.columns, tile.columns)
+        processors = int(self.target.numbers["multiprocessors"])
+        summed = self.dims.text(self.summed)
+        sides = (("left", root.a, self.rows, tile.rows), ("right", root.b, self.columns, tile.columns))
+        for name, expr, extent, size in sides:
+            number = _uncast(expr, _operand_dtype(root)).payload
+            shape, block = f"[{self.dims.text(extent)}, {summed}]", f"[{size}, {tile.summed}]"
+            code.line(f"{name} = tl.make_tensor_descriptor(p{number}, {shape}, [{summed}, 1], {block})")
+        tiling.total = dimension.minimum(down * across, processors)
+        with code.block(f"for tile in tl.range(program, {self.dims.text(down * across)}, {processors}, flatten=True)"):
+            self._walk(down, across)
+            m_dim, m = self._span(renderer, "m", "down", tile.rows, self.row_axes, "[:, None]")
+            n_dim, n = self._span(renderer, "n", "across", tile.columns, self.column_axes, "[None, :]")
+            code.line(f"acc = tl.zeros(({tile.rows}, {tile.columns}), tl.float32)")
+            with code.block(f"for at in tl.range(0, {summed}, {tile.summed})"):
+                code.line(f"rows = left.load([down * {tile.rows}, at])")
+                code.line(f"columns = right.load([across * {tile.columns}, at])")
+                code.line("acc = tl.dot(rows, columns.T, acc)")
+            outer = Scope(renderer, {}, [], "(1, 1)")
+            self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({tile.rows}, {tile.columns})", ["acc"])
+        return self._finish(tiling, tile.warps, tile.stages, f"tiles of {tile}, by descriptors", is_heavy=True)
+
     def _names(self, name: str) -> list[str]:
         """A name for each right operand."""
         return [name if not number else f"{name}_{number}" for number in range(len(self.root.rights))]
 
     def _operand(self, scope: Scope, expr: Expr, operand: DType) -> str:
-        inner = expr.args[0] if expr.op == "cast" and expr.dtype == F32 and expr.args[0].dtype == operand else expr
+        inner = _uncast(expr, operand)
         text = scope.product_operand(inner, operand)
         if inner.op == "load" and all(d.axes & free_axes(inner.args[0]) for d in scope.dims):
             return text
@@ -504,6 +599,11 @@ class _Contract:
                     code.line(f"{name} += ({a} * {b}).to({kind})")
             self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({size}, {size})", sums)
         return self._finish(tiling, 4, 1, f"elements, tiles of {size} x {size}")
+
+
+def _uncast(expr: Expr, operand: DType) -> Expr:
+    """An operand as it lies in memory, where it is only widened for the sum."""
+    return expr.args[0] if expr.op == "cast" and expr.dtype == F32 and expr.args[0].dtype == operand else expr
 
 
 def _operand_dtype(root: ContractRoot) -> DType:

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("triton", reason="the CUDA backend compiles with Triton, which is not installed")
 
 from aot.backend.cuda import CudaBackend
-from aot.backend.cuda.contract import FEW_ROWS, Tile, emit_contract
+from aot.backend.cuda.contract import FEW_ROWS, Described, Tile, emit_contract
 from aot.dims import Symbol
 from aot.dtypes import BF16, F16, F32, F64, I32, I64, DType
 from aot.ir import Layout
@@ -21,7 +21,9 @@ BACKEND = CudaBackend()
 TARGET = BACKEND.target("sm_90a")
 
 
-def check(kernel: Kernel, symbols: dict[str, int] | None = None, seed: int = 0, schedule: Tile | None = None) -> str:
+def check(
+    kernel: Kernel, symbols: dict[str, int] | None = None, seed: int = 0, schedule: Tile | Described | None = None
+) -> str:
     """Runs and compares; the schedule."""
     random = np.random.default_rng(seed)
     arrays = []
@@ -166,6 +168,39 @@ def test_several_sums_are_added_in_the_order_of_the_parts() -> None:
     assert "acc = tl.zeros((4, 16, 16), tl.float32)" in emitted.source and "tl.sum(acc, axis=0)" in emitted.source
     (got,) = interpreter.run(kernel, emitted, [a, b])
     np.testing.assert_array_equal(got, a @ b)  # of integers, in whatever order
+
+
+def described(kernel: Kernel) -> bool:
+    """Checks a kernel with its operands asked for by descriptors; whether they are brought so."""
+    return "by descriptors" in check(kernel, schedule=Described())
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+@pytest.mark.parametrize("shape", [(1, 8, 1), (130, 72, 200), (300, 64, 128), (5, 640, 257)])
+def test_tiles_by_descriptors(dtype: DType, shape: tuple[int, int, int]) -> None:
+    assert described(matmul_kernel((), *shape, dtype=dtype, epilogue="bias"))
+    assert described(matmul_kernel((), *shape, dtype=dtype, transposed=True, epilogue="residual"))
+    assert described(matmul_kernel((), *shape, dtype=dtype, constant=False, transposed=True))
+
+
+def test_operands_that_no_descriptor_has() -> None:
+    assert not described(matmul_kernel((), 37, 30, 70, dtype=F16))  # lines of 60 bytes
+    assert not described(matmul_kernel((), 37, 32, 70))  # f32
+    assert not described(matmul_kernel((), 37, 32, 70, dtype=F16, prologue="scale"))
+    assert not described(matmul_kernel((), 37, 32, 70, dtype=F16, constant=False))  # columns innermost
+    assert not described(matmul_kernel((3,), 5, 32, 24, dtype=F16, b_batch=(3,)))
+
+
+def test_descriptors_where_there_are_many_tiles() -> None:
+    many = matmul_kernel((), 4096, 768, 2304, dtype=F16, epilogue="bias")
+    emitted = BACKEND.emit(many, TARGET)
+    assert "by descriptors" in emitted.schedule and emitted.grid == (132, 1, 1)
+    (image,) = BACKEND.build([("k", emitted.source)], TARGET, None, jobs=1).images.values()
+    assert image.spilled_bytes == 0 and image.scratch_bytes > 0
+    for other in (BACKEND.target("sm_80"), BACKEND.target("compute_90")):
+        assert "by descriptors" not in BACKEND.emit(many, other).schedule
+    few = matmul_kernel((), 1024, 768, 768, dtype=F16, epilogue="bias")
+    assert "by descriptors" not in BACKEND.emit(few, TARGET).schedule
 
 
 def test_cubins_of_several_sums() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import zipfile
 
@@ -36,11 +37,13 @@ def test_bundle() -> None:
             continue
         contents = [data[f"{number}.{place}"] for place in range(call["operands"])]
         pointers = [driver.memory(content) for content in contents]
+        scratch_bytes = image["scratch_bytes"] * math.prod(call["grid"])
+        scratch = driver.memory(np.zeros(scratch_bytes, np.uint8)) if scratch_bytes else 0
         wide = image["wide_integers"]
         integers = [(value, bool(wide >> place & 1)) for place, value in enumerate(call["dims"])]
         try:
             grid, shared = call["grid"], image["shared_bytes"]
-            driver.launch(functions[call["symbol"]], grid, image["threads"], shared, pointers, integers)
+            driver.launch(functions[call["symbol"]], grid, image["threads"], shared, pointers, integers, scratch)
             driver.synchronize()
         except DriverError as error:
             pytest.fail(f"call {number} ({call['test']}): {error}; {len(failures)} before: {failures[:5]}")
@@ -50,8 +53,9 @@ def test_bundle() -> None:
             problem = difference(got, data[f"{number}.{place}.wanted"], output["dtype"], call["is_tf32"])
             if problem:
                 failures.append(f"call {number} ({call['test']}) output {place} ({output['dtype']}): {problem}")
-        for pointer in pointers:
-            driver.free(pointer)
+        for pointer in (*pointers, scratch):
+            if pointer:
+                driver.free(pointer)
     print(f"{len(table['calls'])} calls, {len(failures)} wrong")
     assert not failures, "\n".join(failures[:60])
 
