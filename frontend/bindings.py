@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aot import dims as dimension
@@ -330,18 +330,20 @@ def _admits(trial: Mapping[str, Dim], sizes: Mapping[str, int]) -> bool:
 
 def _is_weakest(left: Dim, right: Dim, trial: Mapping[str, Dim]) -> bool:
     """Whether a condition refuses no sizes at which the two are equal, as far as small sizes show."""
-    symbols = list(dict.fromkeys((*dimension.symbols_of(left), *dimension.symbols_of(right))))
-    shown = max(3, round(_SHOWN ** (1 / len(symbols))))
+    symbols = dict.fromkeys((*dimension.symbols_of(left), *dimension.symbols_of(right)))
+    return not any(not _admits(trial, sizes) and _are_equal(left, right, sizes) for sizes in small_sizes(symbols))
+
+
+def small_sizes(symbols: Collection[Symbol]) -> Iterator[dict[str, int]]:
+    """Combinations of the smallest sizes of symbols but 0, by name: what they show is taken to hold for all."""
+    shown = max(3, round(_SHOWN ** (1 / max(len(symbols), 1))))
     choices = []
     for symbol in symbols:
         least = -(-max(symbol.lo, 1) // symbol.divisor) * symbol.divisor
         steps = range(least, least + shown * symbol.divisor, symbol.divisor)
         choices.append([size for size in steps if symbol.hi is None or size <= symbol.hi])
     for point in itertools.product(*choices):
-        sizes = {symbol.name: size for symbol, size in zip(symbols, point, strict=True)}
-        if not _admits(trial, sizes) and _are_equal(left, right, sizes):
-            return False
-    return True
+        yield {symbol.name: size for symbol, size in zip(symbols, point, strict=True)}
 
 
 def _are_equal(left: Dim, right: Dim, sizes: Mapping[str, int]) -> bool:

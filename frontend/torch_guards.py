@@ -20,6 +20,7 @@ from typing import Any, TypeGuard
 from aot import dims as dimension
 from aot.dims import Dim, DimExpr
 from aot.errors import ModelError, UnsupportedError
+from aot.frontend.bindings import small_sizes
 from aot.frontend.known import KnownBuilder
 from aot.frontend.torch_asserts import hold
 from aot.frontend.torch_guard_values import GuardValues
@@ -242,8 +243,9 @@ class _Reader:
             for part in tree.values:
                 yield from self._condition(part)
         elif isinstance(tree, ast.BoolOp):
-            if not any(all(relation.known() for relation in self._condition(part)) for part in tree.values):
-                raise _Unreadable("a choice of conditions")
+            parts = [list(self._condition(part)) for part in tree.values]
+            if not any(all(relation.known() for relation in part) for part in parts):
+                yield from _weakest(parts)
         elif isinstance(tree, ast.Compare):
             sides = [self._size(side) for side in (tree.left, *tree.comparators)]
             for left, sign, right in zip(sides, tree.ops, sides[1:], strict=False):
@@ -296,6 +298,27 @@ class _Reader:
         if not isinstance(shape, Sequence) or not isinstance(axis, int) or axis not in range(len(shape)):
             raise _Unreadable(f"the size {ast.unparse(tree)[:80]}")
         return shape[axis]
+
+
+def _weakest(parts: Sequence[Sequence[Relation]]) -> Sequence[Relation]:
+    """The part of a choice that holds wherever another one does: `a == 4 or a % 4 == 0` is `a % 4 == 0`.
+
+    Raises _Unreadable where there is none.
+    """
+    sides = [side for part in parts for relation in part for side in (relation.left, relation.right)]
+    points = list(small_sizes(dict.fromkeys(symbol for side in sides for symbol in dimension.symbols_of(side))))
+
+    def holds(part: Sequence[Relation], sizes: Mapping[str, int]) -> bool:
+        signs = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge, ">": operator.gt}
+        return all(
+            signs[each.sign](dimension.evaluate(each.left, sizes), dimension.evaluate(each.right, sizes))
+            for each in part
+        )
+
+    for part in parts:
+        if all(holds(part, sizes) or not any(holds(other, sizes) for other in parts) for sizes in points):
+            return part
+    raise _Unreadable("a choice of conditions")
 
 
 def _is_extent(tree: ast.AST) -> TypeGuard[ast.Subscript]:

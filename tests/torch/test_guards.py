@@ -162,6 +162,7 @@ HOSTILE = [
     [
         ("L['x'].size()[0] >= 1.5", True), ("L['x'].size()[0] >= True", True), ("not L['x'].size()[0]", False),
         ("L['x'].size()[0] >= 2 **" + " 9 **" * 50 + " 9", False), ("L['x'].size()[0] ^ L['y'].size()[0] == 12", True),
+        ("L['x'].size()[0] + L['y'].size()[0] == 4 or (L['x'].size()[0] + L['y'].size()[0]) % 7 == 0", True),
         ("L['x'].size()[0] or L['y'].size()[0] / 2", True), ("round(L['x'].size()[0] / L['y'].size()[0]) == 3", False),
     ],
 )  # fmt: skip
@@ -176,6 +177,15 @@ def test_odd_lines_are_computed(line: str, holds: bool, tmp_path: Path) -> None:
         else:
             with pytest.raises(AotError):
                 model(*given)
+
+
+def test_a_choice_of_which_one_part_says_all() -> None:
+    program: Any = exported(at_least, sizes((9, 3), (5, 3)), ((0,), (0,)))
+    total = "(L['x'].size()[0] + L['y'].size()[0])"
+    program._guards_code.append(f"{total} == 14 or {total} % 7 == 0")
+    ((_, graph),), info = import_torch(program)
+    assert any(str(each).endswith("%7) == 0") for each in graph.relations)
+    assert not any("is not checked" in each for each in info.warnings)
 
 
 @pytest.mark.parametrize("through_file", [False, True], ids=["object", "file"])
