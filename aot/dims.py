@@ -345,8 +345,8 @@ def mod(dividend: Dim, divisor: Dim) -> Dim:
         lo, hi = bounds(rest)
         if lo >= 0 and hi < divisor:
             return rest
-        return _atom(Call("mod", (rest, divisor)))
-    return _atom(Call("mod", (dividend, divisor)))
+        return _make({(Call("mod", (rest, divisor)),): 1}, 0)
+    return _make({(Call("mod", (dividend, divisor)),): 1}, 0)
 
 
 def _without_inner_remainders(dividend: DimExpr, divisor: int) -> dict[Monomial, int]:

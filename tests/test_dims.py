@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from aot import dims as d
 from aot.dims import Dim, Symbol
 
-N, H = Symbol("N"), Symbol("H", 1, 64, 4)
+N, H, B = Symbol("N"), Symbol("H", 1, 64, 4), Symbol("B", 1, 2)
 
 
 @st.composite
 def expressions(draw: st.DrawFn, depth: int = 3) -> Dim:
     if depth == 0 or draw(st.booleans()):
-        leaf: Dim = draw(st.sampled_from([N.dim, H.dim, *range(-3, 9)]))
+        leaf: Dim = draw(st.sampled_from([N.dim, H.dim, B.dim, *range(-3, 9)]))
         return leaf
     left, right = draw(expressions(depth=depth - 1)), draw(expressions(depth=depth - 1))
     positive = draw(st.integers(1, 7))
@@ -30,20 +30,20 @@ def expressions(draw: st.DrawFn, depth: int = 3) -> Dim:
     return found
 
 
-@given(expressions(), st.integers(1, 50), st.integers(1, 16))
-def test_bounds_hold_and_text_reads_back(dim: Dim, n: int, h: int) -> None:
-    values = {"N": n, "H": 4 * h}
+@given(expressions(), st.integers(1, 50), st.integers(1, 16), st.integers(1, 2))
+def test_bounds_hold_and_text_reads_back(dim: Dim, n: int, h: int, b: int) -> None:
+    values = {"N": n, "H": 4 * h, "B": b}
     value = d.evaluate(dim, values)
     low, high = d.bounds(dim)
     assert low <= value <= high
-    assert d.parse_dim(str(dim), {"N": N, "H": H}) == dim
+    assert d.parse_dim(str(dim), {"N": N, "H": H, "B": B}) == dim == dim + 0
     divisor = d.divisor_of(dim)
     assert value % divisor == 0 if divisor else value == 0
 
 
-@given(expressions(2), expressions(2), st.integers(1, 50), st.integers(1, 16))
-def test_arithmetic_agrees_with_integers(left: Dim, right: Dim, n: int, h: int) -> None:
-    values = {"N": n, "H": 4 * h}
+@given(expressions(2), expressions(2), st.integers(1, 50), st.integers(1, 16), st.integers(1, 2))
+def test_arithmetic_agrees_with_integers(left: Dim, right: Dim, n: int, h: int, b: int) -> None:
+    values = {"N": n, "H": 4 * h, "B": b}
     a, b = d.evaluate(left, values), d.evaluate(right, values)
     assert d.evaluate(left + right, values) == a + b
     assert d.evaluate(left - right, values) == a - b

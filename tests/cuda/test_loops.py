@@ -50,8 +50,8 @@ def check(
 
 def small(name: str, sample: Sample) -> Sample:
     """Pools of few channels: a program computes one element, and the interpreter's time is that of programs."""
-    x = sample.operands[0]
-    if name not in ("max_pool", "avg_pool") or x is None or x.shape[1] <= 5:
+    x = sample.operands[0] if name in ("max_pool", "avg_pool") else None
+    if x is None or x.shape[1] <= 5:
         return sample
     return replace(sample, operands=(x[:, :3], *sample.operands[1:]))
 
