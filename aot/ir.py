@@ -332,6 +332,15 @@ def live(graph: Graph) -> Graph:
     return graph.with_(nodes=tuple(reversed(kept)), consts=consts)
 
 
+def replaced(
+    graph: Graph, nodes: Iterable[Node], mapping: Mapping[Value, Value], consts: Mapping[Value, Const]
+) -> Graph:
+    """The graph of other nodes and constants, in which values are replaced wherever they are read or are results."""
+    outputs = tuple(mapping.get(value, value) for value in graph.outputs)
+    state = tuple((kept, mapping.get(new, new)) for kept, new in graph.state)
+    return graph.with_(nodes=rewire(nodes, mapping), consts=consts, outputs=outputs, state=state)
+
+
 def sorted_nodes(nodes: Sequence[Node], edges: Iterable[tuple[int, int]] = ()) -> tuple[Node, ...] | None:
     """The nodes with each value made before it is read, as near to the given order as that allows.
 

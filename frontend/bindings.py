@@ -331,7 +331,7 @@ def _admits(trial: Mapping[str, Dim], sizes: Mapping[str, int]) -> bool:
 def _is_weakest(left: Dim, right: Dim, trial: Mapping[str, Dim]) -> bool:
     """Whether a condition refuses no sizes at which the two are equal, as far as small sizes show."""
     symbols = dict.fromkeys((*dimension.symbols_of(left), *dimension.symbols_of(right)))
-    return not any(not _admits(trial, sizes) and _are_equal(left, right, sizes) for sizes in small_sizes(symbols))
+    return not any(not _admits(trial, sizes) and are_equal(left, right, sizes) for sizes in small_sizes(symbols))
 
 
 def small_sizes(symbols: Collection[Symbol]) -> Iterator[dict[str, int]]:
@@ -346,7 +346,7 @@ def small_sizes(symbols: Collection[Symbol]) -> Iterator[dict[str, int]]:
         yield {symbol.name: size for symbol, size in zip(symbols, point, strict=True)}
 
 
-def _are_equal(left: Dim, right: Dim, sizes: Mapping[str, int]) -> bool:
+def are_equal(left: Dim, right: Dim, sizes: Mapping[str, int]) -> bool:
     """Whether two dimensions are equal for these sizes; one that divides by 0 equals nothing."""
     try:
         return dimension.evaluate(left, sizes) == dimension.evaluate(right, sizes)

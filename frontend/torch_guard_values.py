@@ -1,6 +1,7 @@
-"""Guards of PyTorch that are no relation of sizes, as truth values that every run computes and holds.
+"""Guards of PyTorch that are no relation of sizes, as truth values.
 
-`n & (n - 1) == 0` and `round(n / 3) == h` are such: nothing says for which sizes they hold, but the run knows its own.
+`n & (n - 1) == 0` and `round(n / 3) == h` are such: nothing says for which sizes they hold. Every run computes them of
+its own sizes; of a condition on one size, many sizes at once may show that it holds in a range.
 """
 
 from __future__ import annotations
@@ -10,10 +11,8 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 
 from aot import dtypes
-from aot.dims import Dim
+from aot.builder import Builder
 from aot.errors import UnsupportedError
-from aot.frontend import data_sizes
-from aot.frontend.known import KnownBuilder
 from aot.frontend.torch_numbers import ROUNDINGS
 from aot.ir import Value
 
@@ -31,30 +30,30 @@ _CHOICES: Mapping[str, str] = {"max": "max", "min": "min", "torch.sym_max": "max
 
 
 class GuardValues:
-    """`extent` gives the size that a subscript is, or None for other subscripts."""
+    """`extent` gives the size that an expression is, i64 of any one shape, or None for other expressions."""
 
-    def __init__(self, builder: KnownBuilder, extent: Callable[[ast.expr], Dim | None]) -> None:
+    def __init__(self, builder: Builder, extent: Callable[[ast.expr], Value | None]) -> None:
         self.builder = builder
         self.extent = extent
 
     def of(self, tree: ast.expr) -> Value:
-        """A condition, or a number in it, as a tensor of rank 0: bool, i64 or f64. Raises UnsupportedError."""
+        """A condition, or a number in it, of the sizes' shape: bool, i64 or f64. Raises UnsupportedError."""
         size = self.extent(tree)
         if size is not None:
-            return data_sizes.number(self.builder, size)
+            return size
         if isinstance(tree, ast.Constant) and type(tree.value) in (bool, int, float):
             kind = {bool: dtypes.BOOL, int: dtypes.I64, float: dtypes.F64}[type(tree.value)]
             return self.builder.scalar(ast.literal_eval(tree), kind)
         if isinstance(tree, ast.BoolOp):
             name = "and" if isinstance(tree.op, ast.And) else "or"
-            return reduce(lambda a, b: self.builder.op(name, a, b)[0], map(self._truth, tree.values))
+            return reduce(lambda a, b: self.builder.op(name, a, b)[0], map(self.truth, tree.values))
         if isinstance(tree, ast.Compare) and all(type(sign) in _OF_TWO for sign in tree.ops):
             values = [self.of(part) for part in (tree.left, *tree.comparators)]
             pairs = zip(values, tree.ops, values[1:], strict=False)
             found = [self._two(_OF_TWO[type(sign)], left, right) for left, sign, right in pairs]
             return reduce(lambda a, b: self.builder.op("and", a, b)[0], found)
         if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not):
-            return self.builder.op("not", self._truth(tree.operand))[0]
+            return self.builder.op("not", self.truth(tree.operand))[0]
         if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
             return self.builder.op("neg", self.of(tree.operand))[0]
         if isinstance(tree, ast.BinOp) and isinstance(tree.right, ast.Constant) and tree.right.value == 0:
@@ -69,7 +68,7 @@ class GuardValues:
             return self._call(ast.unparse(tree.func), [self.of(part) for part in tree.args])
         raise UnsupportedError(f"the number {ast.unparse(tree)[:80]}")
 
-    def _truth(self, tree: ast.expr) -> Value:
+    def truth(self, tree: ast.expr) -> Value:
         """What Python takes an expression to be where it asks for a condition."""
         value = self.of(tree)
         if value.type.dtype.is_bool:
@@ -77,6 +76,8 @@ class GuardValues:
         return self.builder.op("ne", value, self.builder.scalar(0, value.type.dtype))[0]
 
     def _call(self, function: str, values: list[Value]) -> Value:
+        if function == "abs" and len(values) == 1:
+            return self.builder.op("abs", values[0])[0]
         rounding = ROUNDINGS.get(function.removeprefix("math.").replace("torch.sym_int", "int"))
         if function in _CHOICES:
             return reduce(lambda a, b: self._two(_CHOICES[function], a, b), values)

@@ -12,20 +12,24 @@ read is named in a note.
 from __future__ import annotations
 
 import ast
-import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
+import numpy as np
+
 from aot import dims as dimension
-from aot.dims import Dim, DimExpr
-from aot.errors import ModelError, UnsupportedError
+from aot.builder import Builder
+from aot.dims import Dim, DimExpr, Symbol
+from aot.errors import AotError, ModelError, UnsupportedError
+from aot.evaluate import evaluate
+from aot.frontend import data_sizes
 from aot.frontend.bindings import small_sizes
 from aot.frontend.known import KnownBuilder
 from aot.frontend.torch_asserts import hold
 from aot.frontend.torch_guard_values import GuardValues
 from aot.frontend.torch_sizes import SizeReader, scaled
-from aot.ir import Relation
+from aot.ir import Relation, Value
 
 _ARITHMETIC: Mapping[type, Callable[[Dim, Dim], Dim]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: dimension.floordiv,
@@ -36,21 +40,6 @@ _CALLS: Mapping[str, Callable[..., Dim]] = {
     "min": dimension.minimum,
     "int": lambda size: size,
 }
-_ON_NUMBERS: Mapping[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod, ast.Div: operator.truediv,
-}  # fmt: skip
-_TESTS: Mapping[type, Callable[[Any, Any], bool]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}  # fmt: skip
-_UNARY: Mapping[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_}
-_ON_FLOATS: Mapping[str, Callable[..., Any]] = {
-    "int": int, "float": float, "round": round, "abs": abs, "max": max, "min": min, "math.trunc": math.trunc,
-    "math.floor": math.floor, "math.ceil": math.ceil, "math.sqrt": math.sqrt, "math.log": math.log,
-    "math.exp": math.exp, "math.log2": math.log2, "torch.sym_float": float, "torch.sym_int": int,
-    "torch.sym_max": max, "torch.sym_min": min, "torch._sym_sqrt": math.sqrt, "torch._sym_log2": math.log2,
-}  # fmt: skip
 SHOWN_SIZES = 4096  # of a symbol, that show where a condition holds that is no arithmetic of whole numbers
 LARGEST_POWER = 8
 LARGEST_ASSUMED = 64  # sizes that a relation of PyTorch's assumption may refuse
@@ -77,7 +66,12 @@ def relations_of(
     if not code:
         return (), []
     reader = _Reader(inputs, _sources(program))
-    values = GuardValues(builder, reader.extent)
+
+    def size_of(tree: ast.expr) -> Value | None:
+        size = reader.extent(tree)
+        return None if size is None else data_sizes.number(builder, size)
+
+    values = GuardValues(builder, size_of)
     found: dict[Relation, None] = {}
     notes: list[str] = []
     assumed: set[Dim] | None = None
@@ -87,7 +81,7 @@ def relations_of(
         except (_Unreadable, UnsupportedError, ArithmeticError) as error:
             try:
                 with builder.at(f"PyTorch's guard {text}"):
-                    hold(builder, values.of(ast.parse(text, mode="eval").body))
+                    hold(builder, values.truth(ast.parse(text, mode="eval").body))
             except (_Unreadable, UnsupportedError, SyntaxError, ValueError, RecursionError, MemoryError):
                 notes.append(f"PyTorch's guard {text} is not checked: {error}")
             continue
@@ -199,44 +193,47 @@ class _Reader:
         yield from found
 
     def _shown(self, tree: ast.expr) -> list[Relation] | None:
-        """What a condition on one symbol says, by its truth at small sizes, which must be a range; None for others."""
-        dims = [self._extent(part) for part in ast.walk(tree) if _is_extent(part)]
+        """What a condition on one symbol says: the range of sizes at which it holds.
+
+        Small sizes show it, and some of every magnitude; None where these do not show one range.
+        """
+        subscripts = [part for part in ast.walk(tree) if isinstance(part, ast.Subscript)]
+        dims = [size for part in subscripts if (size := self.extent(part)) is not None]
         symbols = {symbol for dim in dims for symbol in dimension.symbols_of(dim)}
         if len(symbols) != 1:
             return None
         (symbol,) = symbols
-        last = symbol.lo + SHOWN_SIZES * symbol.divisor
-        sizes = range(symbol.lo, last if symbol.hi is None else min(last, symbol.hi + 1), symbol.divisor)
-        try:
-            holding = [size for size in sizes if self._number(tree, {symbol.name: size})]
-        except (_Unreadable, ArithmeticError, ValueError, TypeError):
-            return None
+        first = -(-symbol.lo // symbol.divisor) * symbol.divisor
+        small = [first + number * symbol.divisor for number in range(SHOWN_SIZES)]
+        large = [(small[-1] + factor * symbol.divisor) << power for power in range(28) for factor in (1, 3)]
+        small, large = ([size for size in sizes if symbol.hi is None or size <= symbol.hi] for sizes in (small, large))
+        truth = self._truth(tree, symbol, [*small, *large])
+        holding = [size for size, holds in zip(small, truth, strict=False) if holds]
         if not holding or len(holding) != (holding[-1] - holding[0]) // symbol.divisor + 1:
             return None
-        found = [Relation(symbol.dim, ">=", holding[0])] if holding[0] != sizes[0] else []
-        return found if holding[-1] == sizes[-1] else [*found, Relation(holding[-1], ">=", symbol.dim)]
+        is_open = holding[-1] == small[-1]
+        if any(holds != is_open for holds in truth[len(small) :]):
+            return None
+        found = [Relation(symbol.dim, ">=", holding[0])] if holding[0] != small[0] else []
+        return found if is_open else [*found, Relation(holding[-1], ">=", symbol.dim)]
 
-    def _number(self, tree: ast.expr, sizes: Mapping[str, int]) -> Any:
-        """The value of a condition, or of a number in it, at these sizes. Raises _Unreadable."""
-        if isinstance(tree, ast.Constant) and type(tree.value) in (int, float, bool):
-            return tree.value
-        if _is_extent(tree):
-            return dimension.evaluate(self._extent(tree), sizes)
-        if isinstance(tree, ast.BoolOp):
-            parts = [self._number(part, sizes) for part in tree.values]
-            return all(parts) if isinstance(tree.op, ast.And) else any(parts)
-        if isinstance(tree, ast.Compare) and all(type(sign) in _TESTS for sign in tree.ops):
-            values = [self._number(part, sizes) for part in (tree.left, *tree.comparators)]
-            return all(_TESTS[type(s)](a, b) for a, s, b in zip(values, tree.ops, values[1:], strict=False))
-        if isinstance(tree, ast.UnaryOp) and type(tree.op) in _UNARY:
-            return _UNARY[type(tree.op)](self._number(tree.operand, sizes))
-        if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Pow):
-            return float(self._number(tree.left, sizes)) ** float(self._number(tree.right, sizes))
-        if isinstance(tree, ast.BinOp) and type(tree.op) in (*_ARITHMETIC, ast.Div):
-            return _ON_NUMBERS[type(tree.op)](self._number(tree.left, sizes), self._number(tree.right, sizes))
-        if isinstance(tree, ast.Call) and ast.unparse(tree.func) in _ON_FLOATS and not tree.keywords:
-            return _ON_FLOATS[ast.unparse(tree.func)](*(self._number(part, sizes) for part in tree.args))
-        raise _Unreadable(f"the number {ast.unparse(tree)[:80]}")
+    def _truth(self, tree: ast.expr, symbol: Symbol, sizes: Sequence[int]) -> list[bool]:
+        """Whether a condition holds at each of the sizes of its symbol; no answers where it cannot be computed."""
+        builder = Builder()
+
+        def extents(part: ast.expr) -> Value | None:
+            extent = self.extent(part)
+            if extent is None:
+                return None
+            return builder.const(np.array([dimension.evaluate(extent, {symbol.name: size}) for size in sizes]))
+
+        try:
+            graph = builder.finish((GuardValues(builder, extents).truth(tree),))
+            (found,) = evaluate(graph, [])
+        except (AotError, _Unreadable, ArithmeticError):
+            return []
+        truth: list[bool] = np.broadcast_to(found, len(sizes)).tolist()
+        return truth
 
     def _condition(self, tree: ast.expr) -> Iterator[Relation]:
         if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And):

@@ -34,7 +34,7 @@ from aot.frontend import (
     aten_views,
     torch_control,
 )
-from aot.frontend.bindings import Bindings, DimOption
+from aot.frontend.bindings import Bindings, DimOption, are_equal
 from aot.frontend.edges import Edges
 from aot.frontend.imported import ImportInfo, Unsupported, report_of
 from aot.frontend.known import KnownBuilder
@@ -359,7 +359,7 @@ class TorchImporter:
             return
         relation, example = Relation(left, "==", right), self.sizes.example
         symbols = {symbol.name for size in (left, right) for symbol in dimension.symbols_of(size)}
-        differ = symbols <= example.keys() and dimension.evaluate(left - right, example) != 0
+        differ = symbols <= example.keys() and not are_equal(left, right, example)
         if differ or relation.known() is False or self.bindings.has_weakest(left, right):
             raise DimMismatch(f"{left} and {right} differ", left, right)
         if relation not in self.relations and not self._claimed(relation):

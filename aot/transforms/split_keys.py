@@ -10,7 +10,7 @@ from __future__ import annotations
 from aot.builder import Builder
 from aot.dims import exact_div, typical
 from aot.dtypes import DType
-from aot.ir import Graph, Level, Node, Value, rewire
+from aot.ir import Graph, Level, Node, Value, replaced
 from aot.passes import Context, transform
 
 MOST_ROWS = 64
@@ -30,21 +30,19 @@ def split_keys(graph: Graph, context: Context) -> Graph:
         return graph
     nodes: list[Node] = []
     consts = dict(graph.consts)
-    replaced: dict[Value, Value] = {}
+    made: dict[Value, Value] = {}
     for node in graph.nodes:
         chunk = _chunk(node, int(context.target.numbers["multiprocessors"])) if node.op == "attention" else None
         if chunk is None or not context.allow("split_keys", node.where):
             nodes.append(node)
             continue
         builder = Builder(locs=node.locs)
-        replaced[node.output] = _split(builder, node, chunk)
+        made[node.output] = _split(builder, node, chunk)
         nodes.extend(builder.nodes)
         consts.update(builder.consts)
-    if not replaced:
+    if not made:
         return graph
-    outputs = tuple(replaced.get(value, value) for value in graph.outputs)
-    state = tuple((kept, replaced.get(new, new)) for kept, new in graph.state)
-    return graph.with_(nodes=tuple(rewire(nodes, replaced)), consts=consts, outputs=outputs, state=state)
+    return replaced(graph, nodes, made, consts)
 
 
 def _chunk(node: Node, multiprocessors: int) -> int | None:

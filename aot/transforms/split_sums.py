@@ -15,7 +15,7 @@ from functools import reduce
 from aot.builder import Builder
 from aot.dims import bounds, product
 from aot.dtypes import BF16, F16, F32
-from aot.ir import Const, Graph, Level, Node, Value, live, rewire
+from aot.ir import Const, Graph, Level, Node, Value, live, replaced
 from aot.ops import OPS, Kind
 from aot.passes import Context, transform
 from aot.transforms.fold import fold_node
@@ -48,7 +48,7 @@ def split_sums(graph: Graph, context: Context) -> Graph:
     multiprocessors = int(context.target.numbers["multiprocessors"])
     nodes: list[Node] = []
     consts = dict(graph.consts)
-    replaced: dict[Value, Value] = {}
+    made: dict[Value, Value] = {}
     for node in graph.nodes:
         parts = _parts(graph, node, multiprocessors) if node.op == "matmul" else 1
         if parts == 1 or not context.allow("split_sums", node.where):
@@ -56,14 +56,12 @@ def split_sums(graph: Graph, context: Context) -> Graph:
             continue
         builder = Builder(locs=node.locs)
         weight = builder.const(_cut(graph.consts[node.operands[1]], parts))
-        replaced[node.output] = _split(builder, node, weight)
+        made[node.output] = _split(builder, node, weight)
         nodes.extend(builder.nodes)
         consts.update(builder.consts)
-    if not replaced:
+    if not made:
         return graph
-    outputs = tuple(replaced.get(value, value) for value in graph.outputs)
-    state = tuple((kept, replaced.get(new, new)) for kept, new in graph.state)
-    return live(graph.with_(nodes=tuple(rewire(nodes, replaced)), consts=consts, outputs=outputs, state=state))
+    return live(replaced(graph, nodes, made, consts))
 
 
 def _parts(graph: Graph, node: Node, multiprocessors: int) -> int:

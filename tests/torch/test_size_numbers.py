@@ -140,6 +140,15 @@ FACTORIES: dict[str, Callable[[], Any]] = {
 }
 
 
+def test_a_condition_that_ends_far_away(tmp_path: Path) -> None:
+    program = exported(lambda x: x * 2 if x.shape[0] / 2 < 5000.3 else x * 3)
+    with aot.compile(program, TARGET, cache_dir=str(tmp_path)).load(threads=1) as model:
+        for rows in (2, 5000, 10000):
+            np.testing.assert_array_equal(model(torch.ones(rows, 2)), 2)
+        with pytest.raises((GuardError, RunError)):
+            model(torch.ones(10001, 2))
+
+
 @pytest.mark.parametrize("name", FACTORIES)
 def test_tensors_that_are_made_of_numbers_alone(name: str) -> None:
     x = torch.randn(3, 16)
