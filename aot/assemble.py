@@ -23,6 +23,7 @@ from aot.program import (
     Flow,
     Guard,
     GuardKind,
+    HostStep,
     KernelCode,
     Port,
     Program,
@@ -182,9 +183,15 @@ def _with_alignment(kernel: Kernel, node: Node, places: Mapping[Value, Slot]) ->
 
 
 def assemble_flow(
-    graph: Graph, chart: FlowChart, blocks: Sequence[Program], target: Target, *, variant: str
+    graph: Graph,
+    chart: FlowChart,
+    blocks: Sequence[Program],
+    target: Target,
+    *,
+    variant: str,
+    host: tuple[HostStep, ...] = (),
 ) -> Program:
-    """The program of a graph that was cut into blocks, which are assembled already."""
+    """The program of a graph that was cut into blocks, which are assembled already. `host`: what the CPU runs."""
     inputs = input_symbols(graph)
     by_name = {symbol.name: symbol for symbol in chart.symbols}
     if any(symbol.name not in by_name for symbol in inputs) or len(by_name) != len(chart.symbols):
@@ -199,6 +206,7 @@ def assemble_flow(
         blocks=tuple(blocks),
         environments=tuple(tuple(number[symbol] for symbol in block.symbols) for block in blocks),
         unbacked=chart.unbacked,
+        host=host,
     )
     return Program(
         target=target.name,
@@ -219,6 +227,7 @@ def assemble_flow(
         planner=f"the largest of {len(blocks)} blocks",
         flow=flow,
         initial=initial,
+        driver=max((block.driver for block in blocks), default=0),
     )
 
 

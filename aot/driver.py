@@ -18,14 +18,15 @@ from aot.backend import BACKENDS
 from aot.backend.base import Backend, Built
 from aot.control import has_control
 from aot.dims import typical
-from aot.errors import TargetError, UnsupportedError
+from aot.errors import TargetError
+from aot.host_steps import host_target, place_host_steps
 from aot.ir import Graph
 from aot.offsets import DEFAULT_NODE_BUDGET
 from aot.options import Binding, CompileOptions, DimRange
 from aot.partition import FlowChart, partition
 from aot.passes import Context, Pass, PassManager, check_disable
 from aot.pipeline import CORE_PASSES, PIPELINE, TARGET_PASSES
-from aot.program import Program
+from aot.program import HostStep, Program
 from aot.target import Target
 from aot.text import print_graph
 from aot.transforms.bind_shapes import bind_shapes
@@ -44,6 +45,7 @@ class BuildReport:
     seconds: dict[str, float] = field(default_factory=dict)
     refusals: tuple[tuple[str, str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    host_steps: tuple[tuple[str, HostStep], ...] = ()  # with the target of their program
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -100,28 +102,28 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
             run = partial(_run, CORE_PASSES, context, "transform", tell)
             cores = [run(block) for block in blocks]
         for backend, hardware in targets:
-            if chart is not None and not backend.has_flows:
-                raise UnsupportedError(
-                    f"control flow, or sizes that come from data, do not run on {hardware.name}",
-                    hint="Build for the CPU: --target cpu.",
-                )
+            placed = place_host_steps(graph, chart, cores, backend, hardware, allowed=options.host_steps)
             with report.stage("fuse and plan"):
-                targeted = replace(context, target=hardware, backend=backend)
-                run = partial(_run, TARGET_PASSES, targeted, "fuse and plan", tell)
-                ordered = [run(core) for core in cores]
-                place = partial(assemble, backend=backend, target=hardware, node_budget=DEFAULT_NODE_BUDGET)
-                assembled = [place(block, variant=variant_name) for block in ordered]
-            sources = dict(source for block in assembled for source in block.sources)
-            tell("compile", f"{len(sources)} kernels for {hardware.name}")
-            with report.stage("compile"):
-                made = _build(backend, tuple(sources.items()), hardware, options)
-            built = [block.with_code(made) for block in assembled]
-            if chart is None:
+                here = (backend, hardware)
+                units = [_host(options) if placed.is_host(n) else here for n in range(len(placed.blocks))]
+                ordered = [
+                    _run(TARGET_PASSES, replace(context, target=unit, backend=by), "fuse and plan", tell, core)
+                    for core, (by, unit) in zip(placed.blocks, units, strict=True)
+                ]
+                assembled = [
+                    assemble(block, by, unit, variant=variant_name, node_budget=DEFAULT_NODE_BUDGET)
+                    for block, (by, unit) in zip(ordered, units, strict=True)
+                ]
+            built = _with_code(assembled, units, options, report, tell)
+            if placed.chart is None:
                 programs.extend(built)
             else:
-                programs.append(assemble_flow(graph, chart, built, hardware, variant=variant_name))
+                programs.append(
+                    assemble_flow(placed.graph, placed.chart, built, hardware, variant=variant_name, host=placed.host)
+                )
+            report.host_steps += tuple((hardware.name, step) for step in placed.host)
             label = f"{hardware.name}{' ' + variant_name if variant_name else ''}"
-            debug |= {_block_label(label, number, chart): print_graph(block) for number, block in enumerate(ordered)}
+            debug |= {_block_label(label, n, placed.chart): print_graph(block) for n, block in enumerate(ordered)}
             if not report.figures:
                 report.figures = figures(blocks, cores, ordered, assembled)
     programs = _shared_state(programs)
@@ -227,6 +229,29 @@ def _run(passes: Sequence[Pass], context: Context, stage: str, tell: Progress, g
     return PassManager(passes, context, report=lambda name: tell(stage, name)).run(graph)
 
 
+def _with_code(
+    assembled: Sequence[Assembled],
+    units: Sequence[tuple[Backend, Target]],
+    options: CompileOptions,
+    report: BuildReport,
+    tell: Progress,
+) -> list[Program]:
+    """The programs with their code: those of one target share a blob."""
+    made: dict[Target, Built] = {}
+    for backend, target in dict.fromkeys(units):
+        own = [block for block, (_, each) in zip(assembled, units, strict=True) if each == target]
+        sources = dict(source for block in own for source in block.sources)
+        tell("compile", f"{len(sources)} kernels for {target.name}")
+        with report.stage("compile"):
+            made[target] = _build(backend, tuple(sources.items()), target, options)
+    return [block.with_code(made[target]) for block, (_, target) in zip(assembled, units, strict=True)]
+
+
+def _host(options: CompileOptions) -> tuple[Backend, Target]:
+    backend, target = host_target()
+    return backend, replace(target, features=target.features | {"exact"}) if options.exact else target
+
+
 def _block_label(label: str, number: int, chart: FlowChart | None) -> str:
     """The name of a graph's text: target, variant, and the number of the block where there are several."""
     return label if chart is None else f"{label} block {number}"
@@ -300,13 +325,16 @@ def _meta(
 
     operators = custom.current().described()
     tools: dict[str, str] = {}
-    for backend, _ in targets:
+    for backend in dict.fromkeys(
+        [*(backend for backend, _ in targets), *([host_target()[0]] if report.host_steps else [])]
+    ):
         tools.update(backend.tools(options.c_compiler or None))
     return {
         "aotc": version("aotc"),
         "build": report.figures,
         "fusion_refusals": [list(item) for item in report.refusals],
         "notes": list(report.notes),
+        **({"host_steps": _host_meta(report)} if report.host_steps else {}),
         **({"operators": operators} if operators else {}),
         "options": options.to_json(),
         "precisions": {
@@ -324,3 +352,9 @@ def _meta(
         "targets": [target.name for _, target in targets],
         "tools": {**tools, "numpy": numpy.__version__, "onnx": onnx.__version__},
     }
+
+
+def _host_meta(report: BuildReport) -> list[dict[str, Any]]:
+    """The host steps, each once for a target: variants have the same."""
+    rows = [(target, ", ".join(step.locs), step.op, step.why) for target, step in report.host_steps]
+    return [dict(zip(("target", "node", "op", "why"), row, strict=True)) for row in dict.fromkeys(rows)]

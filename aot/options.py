@@ -53,6 +53,7 @@ class CompileOptions:
     mantissa, "fp16" and "bf16" also store activations and weights so; sums, reductions and elementwise ops are in f32.
     `io_dtype`: of float32 inputs, outputs and state: "model" leaves them, "fp16" and "bf16" convert them.
     `exact`: forbid reassociation and fused multiply-add across ops.
+    `host_steps`: whether a GPU may leave nodes that it has no kernel for to the CPU; else the build fails, naming them.
     `weights`: where packed constants live; "embedded", "external" or "none".
     `strip_debug`: leave IR text and kernel sources out.
     `disable`: passes ("NAME", "NAME:n" for its n-th run) or rewrite rules to skip.
@@ -74,6 +75,7 @@ class CompileOptions:
     precision: str = "fp32"
     io_dtype: str = "model"
     exact: bool = False
+    host_steps: bool = True
     weights: str = "embedded"
     strip_debug: bool = False
     disable: tuple[str, ...] = ()

@@ -4,14 +4,18 @@ A block is as much of a graph as can run without looking at data: nodes are numb
 decisions lie before them, and each number is one block. Values that cross from one block to another, or that
 a decision looks at, get a slot. The bodies of branches and loops are cut in the same way.
 
+Nodes that are set apart, since a target has no kernel for them, are blocks of their own: they end the block before
+them as a decision does. `set_apart` cuts the blocks of a flow in the same way, once a target is known.
+
 Invariant: every node of the graph is in one block, and a block is called where everything that its nodes
 read, the sizes in their types included, has been computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from aot import dims as dimension
 from aot.control import CONTROL, cond_parts, data_symbol, loop_parts, symbols_given
@@ -25,7 +29,7 @@ class FlowChart:
     """A graph as blocks. `slots` are the tensors between them, the graph's inputs first.
 
     `symbols` are all symbols: those of inputs, then `unbacked` that data gives. The graphs of `blocks` name
-    theirs in `environment`.
+    theirs in `environment`. `apart`: the blocks of nodes that were set apart.
     """
 
     slots: tuple[Value, ...]
@@ -34,21 +38,98 @@ class FlowChart:
     blocks: tuple[Graph, ...]
     symbols: tuple[Symbol, ...]
     unbacked: int
+    apart: frozenset[int] = frozenset()
 
 
-def partition(graph: Graph) -> FlowChart:
-    """The flow of a CORE graph with control."""
+Choice = Callable[[Node], bool]
+"""Which nodes are set apart."""
+
+
+def _none(node: Node) -> bool:
+    return False
+
+
+def partition(graph: Graph, apart: Choice = _none) -> FlowChart:
+    """The flow of a CORE graph with control, or with nodes that are set apart."""
     bound = list(
         dict.fromkeys(s for value in graph.inputs for dim in value.type.shape for s in dimension.symbols_of(dim))
     )
     given = [symbol for symbol in dict.fromkeys(_all_symbols(graph)) if symbol not in bound]
-    cutter = _Cutter(graph.name, [*bound, *given])
+    cutter = _Cutter(graph.name, [*bound, *given], apart)
     inputs = {value: cutter.slot(value, None) for value in graph.inputs}
     steps, results = cutter.cut(graph, inputs)
     return FlowChart(
         tuple(cutter.slots), _with_drops(steps, cutter.owner, None, frozenset(results)), tuple(results),
-        tuple(cutter.blocks), tuple(cutter.symbols), len(given),
+        tuple(cutter.blocks), tuple(cutter.symbols), len(given), frozenset(cutter.separate),
     )  # fmt: skip
+
+
+def set_apart(chart: FlowChart, blocks: Sequence[Graph], apart: Choice) -> FlowChart:
+    """The flow with `blocks` for its own, each cut where it has nodes that are set apart."""
+    slots = list(chart.slots)
+    made: list[Graph] = []
+    separate: set[int] = set()
+    pieces: list[tuple[FlowChart, int] | int] = []  # of each block: how it was cut, and the number of its first piece
+    for block in blocks:
+        if not any(map(apart, block.nodes)):
+            pieces.append(len(made))
+            made.append(block)
+            continue
+        cutter = _Cutter(block.name, list(block.environment or ()), apart)
+        steps, results = cutter.cut(block, {value: cutter.slot(value, None) for value in block.inputs})
+        inner = FlowChart(
+            tuple(cutter.slots), tuple(steps), tuple(results), tuple(cutter.blocks), tuple(cutter.symbols), 0
+        )
+        pieces.append((inner, len(made)))
+        separate.update(len(made) + number for number in cutter.separate)
+        made.extend(cutter.blocks)
+
+    def rewritten(steps: Sequence[FlowStep]) -> Iterator[FlowStep]:
+        for step in steps:
+            if step.op != FlowOp.CALL:
+                yield replace(step, bodies=tuple(tuple(rewritten(body)) for body in step.bodies))
+                continue
+            piece = pieces[step.block]
+            if isinstance(piece, int):
+                yield replace(step, block=piece)
+            else:
+                yield from _in_pieces(step, *piece, slots)
+
+    rewritten_steps = tuple(rewritten(chart.steps))
+    return replace(chart, slots=tuple(slots), steps=rewritten_steps, blocks=tuple(made), apart=frozenset(separate))
+
+
+def _in_pieces(call: FlowStep, inner: FlowChart, first: int, slots: list[Value]) -> Iterator[FlowStep]:
+    """The steps that do what a call did: those of `inner`, whose blocks begin at number `first`. Appends to `slots`."""
+    number_of = dict(enumerate(call.inputs))
+    moves: list[tuple[int, int]] = []  # results that are no tensor of their own
+    for result, slot in zip(inner.results, call.outputs, strict=True):
+        if result in number_of:
+            moves.append((number_of[result], slot))
+        else:
+            number_of[result] = slot
+    outside = len(slots)
+    for number, value in enumerate(inner.slots):
+        if number not in number_of:
+            number_of[number] = len(slots)
+            slots.append(value)
+    steps = [
+        replace(
+            step, block=first + step.block, where=step.where or call.where,
+            inputs=tuple(number_of[n] for n in step.inputs), outputs=tuple(number_of[n] for n in step.outputs),
+        )
+        for step in inner.steps
+    ]  # fmt: skip
+    if moves:
+        sources, targets = zip(*moves, strict=True)
+        steps.append(FlowStep(FlowOp.MOVE, sources, targets, where=call.where))
+    left = set(call.drops)
+    region: list[Graph | None] = [None] * len(slots)
+    kept = frozenset(range(outside)) - left
+    for step in (held := _with_drops(steps, region, None, kept)):
+        left -= set(step.drops)
+    yield from held[:-1]
+    yield replace(held[-1], drops=(*held[-1].drops, *sorted(left)))
 
 
 def _all_symbols(graph: Graph) -> Iterator[Symbol]:
@@ -60,20 +141,22 @@ def _all_symbols(graph: Graph) -> Iterator[Symbol]:
 
 @dataclass
 class _Stage:
-    """The nodes of one block, and the decisions that follow it."""
+    """The nodes of one block, and what follows it: decisions, and nodes that are set apart."""
 
     nodes: list[Node] = field(default_factory=list)
     decisions: list[Node] = field(default_factory=list)
 
 
 class _Cutter:
-    def __init__(self, name: str, symbols: list[Symbol]) -> None:
+    def __init__(self, name: str, symbols: list[Symbol], apart: Choice) -> None:
         self.name = name
+        self.apart = apart
         self.symbols = symbols
         self.number = {symbol: number for number, symbol in enumerate(symbols)}
         self.slots: list[Value] = []
         self.owner: list[Graph | None] = []  # the region in whose steps the slot is made; None: the outermost
         self.blocks: list[Graph] = []
+        self.separate: set[int] = set()  # the blocks of nodes that are set apart
         self.region: Graph | None = None
         self.bound: set[Symbol] = set()  # what a step before this one gives its value
 
@@ -86,14 +169,19 @@ class _Cutter:
     def cut(self, graph: Graph, slot_of: dict[Value, int]) -> tuple[list[FlowStep], list[int]]:
         """The steps of a graph whose inputs lie in slots, and the slots of its outputs."""
         graph = _with_copies(graph)
-        stages = _stages(graph)
-        needed = _values_between(graph, stages)
+        stages = _stages(graph, self.apart)
+        needed = _values_between(graph, stages, self.apart)
         steps: list[FlowStep] = []
         for stage in stages:
             if stage.nodes:
                 steps.append(self._call(graph, stage.nodes, needed, slot_of))
-            for node in stage.decisions:
-                steps.extend(self._decision(node, slot_of))
+            for separate, nodes in groupby(stage.decisions, self.apart):
+                if separate:
+                    self.separate.add(len(self.blocks))
+                    steps.append(self._call(graph, list(nodes), needed, slot_of))
+                    continue
+                for node in nodes:
+                    steps.extend(self._decision(node, slot_of))
         return steps, [slot_of[value] for value in graph.outputs]
 
     def _call(
@@ -244,8 +332,11 @@ def _with_copies(graph: Graph) -> Graph:
     return graph.with_(nodes=(*copies, *nodes), outputs=outputs)
 
 
-def _stages(graph: Graph) -> list[_Stage]:
-    """The nodes by the number of decisions that must come first. Stage 0 holds only decisions on inputs."""
+def _stages(graph: Graph, apart: Choice) -> list[_Stage]:
+    """The nodes by the number of decisions that must come first. Stage 0 holds only decisions on inputs.
+
+    A node that is set apart counts as a decision.
+    """
     for_nodes: dict[Value, int] = dict.fromkeys(graph.inputs, 1)  # the first block that may read it
     for_decisions: dict[Value, int] = dict.fromkeys(graph.inputs, 0)
     known_from: dict[Symbol, int] = {}
@@ -258,7 +349,7 @@ def _stages(graph: Graph) -> list[_Stage]:
 
     for node in graph.nodes:
         operands = [value for value in node.operands if value not in graph.consts]
-        decides = node.op in CONTROL
+        decides = node.op in CONTROL or apart(node)
         given = set(symbols_given(node)) - set(known_from)
         sizes = [known_from.get(symbol, 0) for symbol in _symbols_of(node) if symbol not in given]
         if decides:
@@ -303,15 +394,20 @@ def _given_inside(region: Graph) -> Iterator[Symbol]:
             yield from _given_inside(inner)
 
 
-def _values_between(graph: Graph, stages: Sequence[_Stage]) -> frozenset[Value]:
+def _values_between(graph: Graph, stages: Sequence[_Stage], apart: Choice) -> frozenset[Value]:
     """The values that another block, a decision or the caller reads."""
-    block_of = {value: number for number, stage in enumerate(stages) for node in stage.nodes for value in node.outputs}
     needed = set(graph.outputs)
-    for number, stage in enumerate(stages):
-        for node in stage.nodes:
-            needed.update(value for value in node.operands if block_of.get(value, number) != number)
-        for node in stage.decisions:
-            needed.update(node.operands)
+    groups: list[Sequence[Node]] = []
+    for stage in stages:
+        groups.append(stage.nodes)
+        for separate, nodes in groupby(stage.decisions, apart):
+            if separate:
+                groups.append(list(nodes))
+            else:
+                needed.update(value for node in nodes for value in node.operands)
+    block_of = {value: number for number, group in enumerate(groups) for node in group for value in node.outputs}
+    for number, group in enumerate(groups):
+        needed.update(value for node in group for value in node.operands if block_of.get(value, number) != number)
     return frozenset(needed)
 
 

@@ -241,12 +241,23 @@ class FlowStep:
 
 
 @dataclass(frozen=True, slots=True)
+class HostStep:
+    """A node of the user's model that a program for a GPU runs as CPU code: in block `block`, and why."""
+
+    block: int
+    op: str
+    why: str
+    locs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Flow:
-    """How a program with control flow, or with sizes that depend on data, runs its blocks.
+    """How a program with control flow, with sizes that depend on data, or with host steps runs its blocks.
 
     A block is a program of its own, without a flow; `environments` say for each which of this program's
     symbols are its symbols. `slots` are the tensors between blocks, the first ones the program's inputs;
     `results` are the slots of the outputs. The last `unbacked` symbols are not bound by inputs.
+    Blocks that `host` names are for a CPU, which their target says, where the program is for a GPU.
     """
 
     slots: tuple[Port, ...]
@@ -255,6 +266,7 @@ class Flow:
     blocks: tuple[Program, ...]
     environments: tuple[tuple[int, ...], ...]
     unbacked: int
+    host: tuple[HostStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,5 +318,10 @@ class Program:
 
     @property
     def code_bytes(self) -> int:
-        """Bytes of code; blocks share it."""
-        return len(self.parts[0].code) if self.parts else 0
+        """Bytes of code; blocks of a target share it."""
+        return sum(map(len, {part.target: part.code for part in self.parts}.values()))
+
+    @property
+    def host_steps(self) -> tuple[HostStep, ...]:
+        """What a program for a GPU runs as CPU code."""
+        return self.flow.host if self.flow is not None else ()

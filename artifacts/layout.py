@@ -13,7 +13,7 @@ from typing import Any
 
 MAGIC = b"AOTC\r\n\x1a\n"  # as PNG does: a transfer that rewrites line ends is caught at once
 MAJOR = 1
-MINOR = 3
+MINOR = 4
 WEIGHTS_ALIGN_BYTES = 4096
 SECTION_ALIGN_BYTES = 64
 CONSTANT_ALIGN_BYTES = 64
@@ -46,6 +46,7 @@ class Section(IntEnum):
     SELF_TEST = 19
     DEBUG = 20
     FLOW = 21
+    HOST = 22
 
 
 class SectionFlag(IntEnum):
@@ -344,11 +345,22 @@ RECORDS = (
         ("where", "str"),
         ("reserved", "u32"),
     ),
+    _record(
+        "HostEntry",
+        Section.HOST,
+        ("block", "u32", "the program whose code is for a CPU, while that of the flow is for a GPU"),
+        ("op", "str"),
+        ("why", "str"),
+        ("locs", "strings"),
+        ("reserved", "u32"),
+    ),
 )
 RECORD_OF = {record.section: record for record in RECORDS}
 
 OPTIONAL_SECTIONS = frozenset({Section.META, Section.SELF_TEST, Section.DEBUG})
-LATER_SECTIONS = frozenset({Section.FLOW})  # absent from files that do not need them, so older readers take those
+LATER_SECTIONS = frozenset(
+    {Section.FLOW, Section.HOST}
+)  # absent from files that do not need them, so older readers take those
 TREE_SECTIONS = frozenset({Section.CODE, Section.WEIGHTS, Section.SELF_TEST, Section.DEBUG})  # the large ones
 BYTE_SECTIONS = frozenset(
     {Section.STRINGS, Section.CODE, Section.WEIGHTS, Section.META, Section.SELF_TEST, Section.DEBUG}

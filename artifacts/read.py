@@ -41,6 +41,7 @@ from aot.program import (
     FlowStep,
     Guard,
     GuardKind,
+    HostStep,
     Image,
     KernelCode,
     Port,
@@ -377,7 +378,28 @@ class _ProgramReader:
                 self.reader.fail(Section.PROGRAMS, "not every symbol of a block has a value")
             environments.append(environment)
         steps = self.flow_steps(self.row["flow"], len(self.reader.tables[Section.FLOW]), len(slots), blocks)
-        return Flow(slots, steps, results, tuple(blocks), tuple(environments), self.row["unbacked"])
+        host = self.host_steps(self.reader.values(self.row["blocks"]), blocks)
+        return Flow(slots, steps, results, tuple(blocks), tuple(environments), self.row["unbacked"], host)
+
+    def host_steps(self, numbers: Sequence[int], blocks: Sequence[Program]) -> tuple[HostStep, ...]:
+        """The nodes that run as CPU code. A block of another target than the flow's is CPU code of a GPU's flow."""
+        reader = self.reader
+        place = {number: position for position, number in enumerate(numbers)}
+        found = tuple(
+            HostStep(
+                place[r["block"]], reader.text(r["op"]), reader.text(r["why"]),
+                tuple(map(reader.text, reader.values(r["locs"]))),
+            )
+            for r in reader.tables[Section.HOST]
+            if r["block"] in place
+        )  # fmt: skip
+        named = {step.block for step in found}
+        target = reader.text(self.row["target"])
+        for number, block in enumerate(blocks):
+            is_host = target.startswith("cuda:") and block.target.startswith("cpu:")
+            if is_host != (number in named) or not (is_host or block.target == target):
+                reader.fail(Section.PROGRAMS, f"block {number} is for {block.target}, its program for {target}")
+        return found
 
     def slots_exist(self, numbers: Sequence[int], count: int) -> None:
         for number in numbers:

@@ -63,6 +63,7 @@ def write(
         tables.block_numbers[id(block)] = number
     for program in programs:
         tables.add_program(program)
+        tables.add_host_steps(program)
     for program in programs:
         for block, environment in zip(*_called(program), strict=True):
             tables.add_program(block, environment)
@@ -222,6 +223,12 @@ class _Tables:
                 )
             ],
         )
+
+    def add_host_steps(self, program: Program) -> None:
+        """Names the blocks of a program that are for a CPU while it is for a GPU."""
+        blocks = _called(program)[0]
+        rows = [(self.block_numbers[id(blocks[s.block])], s.op, s.why, s.locs, 0) for s in program.host_steps]
+        self.add(Section.HOST, rows)
 
     def _flow(self, steps: Sequence[FlowStep]) -> tuple[int, int]:
         """The records of a flow's steps; those of a body come before the step that has it."""

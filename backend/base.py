@@ -63,8 +63,6 @@ class Backend(Protocol):
     """The kinds it emits; ops of other kinds are decomposed."""
     decomposes: frozenset[str]
     """Ops that are decomposed although their kind is emitted."""
-    has_flows: bool
-    """Whether programs with control flow, or with sizes that come from data, run on it."""
     has_halos: bool
     """Whether sliding windows read zeros around their input; else they check their places."""
     joins_products: bool
@@ -78,6 +76,10 @@ class Backend(Protocol):
 
     def target(self, architecture: str) -> Target:
         """The target's table row; raises TargetError, listing the known ones."""
+        ...
+
+    def lacks(self, op: str) -> bool:
+        """Whether it has no kernel for an op of level CORE: a GPU's program then runs that op on the CPU."""
         ...
 
     def emit(self, kernel: Kernel, target: Target) -> Emitted:

@@ -28,7 +28,7 @@ LAYERS: dict[str, int] = {
     ),
     **dict.fromkeys(("aot.transforms", "aot.frontend", "aot.backend", "aot.artifacts"), 3),
     "aot.pipeline": 4,
-    **dict.fromkeys(("aot.assemble", "aot.driver"), 5),
+    **dict.fromkeys(("aot.assemble", "aot.driver", "aot.host_steps"), 5),
     **dict.fromkeys(("aot.cli", "aot.testing"), 6),
 }  # fmt: skip
 SEPARATE = ("aot.transforms", "aot.frontend", "aot.backend", "aot.artifacts")

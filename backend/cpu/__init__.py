@@ -41,7 +41,6 @@ class CpuBackend:
     default_architectures: tuple[str, ...] = ("x86-64-v4", "x86-64-v3")
     kinds: frozenset[Kind] = frozenset(Kind)
     decomposes: frozenset[str] = frozenset()
-    has_flows = True
     has_halos = True
     joins_products = False  # each product reads its left operand from cache, and packs its weight alone
     splits_keys = False  # one thread walks a cache as fast as it comes
@@ -50,6 +49,9 @@ class CpuBackend:
 
     def target(self, architecture: str) -> Target:
         return isa_of(architecture).target
+
+    def lacks(self, op: str) -> bool:
+        return False
 
     def emit(self, kernel: Kernel, target: Target) -> Emitted:
         isa = isa_of_target(target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from aot.backend.base import Built, Emitted
@@ -17,7 +17,15 @@ from aot.backend.cuda.scatter import emit_scatter
 from aot.backend.cuda.window import emit_window
 from aot.errors import UnsupportedError
 from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, ScanRoot, WindowRoot
+from aot.lower import OWNED_KINDS
+from aot.ops import OPS
 from aot.target import Target
+
+OWNED: Mapping[str, Callable[[Kernel, Target], Emitted]] = {
+    "attention_parts": emit_attend_parts, "scatter_elements": emit_scatter, "scatter_nd": emit_scatter,
+    **dict.fromkeys(RUNNING, emit_running),
+}  # fmt: skip
+"""The emitters of ops that own their loops; the others run on the CPU, between kernels."""
 
 
 class CudaBackend:
@@ -42,7 +50,6 @@ class CudaBackend:
         }
     )
     decomposes: frozenset[str] = frozenset()
-    has_flows = False
     has_halos = False
     joins_products = True
     splits_keys = True
@@ -51,6 +58,14 @@ class CudaBackend:
 
     def target(self, architecture: str) -> Target:
         return architecture_of(architecture).target
+
+    def lacks(self, op: str) -> bool:
+        if op in OWNED or op not in OPS:
+            return False
+        definition = OPS[op]
+        if definition.kind in OWNED_KINDS:
+            return True
+        return definition.kind not in self.kinds and definition.decompose is None
 
     def emit(self, kernel: Kernel, target: Target) -> Emitted:
         if kernel.root is None:
@@ -63,12 +78,8 @@ class CudaBackend:
             return emit_attend(kernel, target)
         if isinstance(kernel.root, ScanRoot):
             return emit_scan(kernel, target)
-        if isinstance(kernel.root, OwnedRoot) and kernel.root.op == "attention_parts":
-            return emit_attend_parts(kernel, target)
-        if isinstance(kernel.root, OwnedRoot) and kernel.root.op in ("scatter_elements", "scatter_nd"):
-            return emit_scatter(kernel, target)
-        if isinstance(kernel.root, OwnedRoot) and kernel.root.op in RUNNING:
-            return emit_running(kernel, target)
+        if isinstance(kernel.root, OwnedRoot) and kernel.root.op in OWNED:
+            return OWNED[kernel.root.op](kernel, target)
         what = kernel.root.op if isinstance(kernel.root, OwnedRoot) else kernel.kind.value
         raise UnsupportedError(f"a GPU has no kernel for {what} yet")
 
