@@ -258,9 +258,11 @@ int32_t aot_model_program(const aot_model *model, uint32_t index, aot_program_in
     if (!out_info || index >= aot_model_program_count(model)) return AOT_ERROR_ARGUMENT;
     const Artifact &a = model->artifact;
     const ProgramEntry &p = a.programs[index];
-    uint32_t kernels = p.kernels.count;
+    uint32_t kernels = p.kernels.count, host_steps = 0;
     for (uint32_t i = 0; i < p.blocks.count; ++i) {
-        kernels += a.programs[static_cast<size_t>(a.integer(p.blocks.first + i))].kernels.count;
+        const size_t block = static_cast<size_t>(a.integer(p.blocks.first + i));
+        kernels += a.programs[block].kernels.count;
+        for (const HostEntry &host : a.host) host_steps += host.block == block;
     }
     aot_program_info info{sizeof info,
                           a.text(p.target),
@@ -271,7 +273,9 @@ int32_t aot_model_program(const aot_model *model, uint32_t index, aot_program_in
                           kernels,
                           step_count(a, p),
                           p.code_bytes,
-                          model->problems[index].c_str()};
+                          model->problems[index].c_str(),
+                          host_steps,
+                          0};
     write_info(out_info, info);
     return AOT_OK;
 }
@@ -459,6 +463,8 @@ uint64_t aot_session_arena_bytes(const aot_session *session) { return session->a
 uint64_t aot_session_memory_bytes(const aot_session *session) { return session->memory_bytes(); }
 
 uint32_t aot_session_thread_count(const aot_session *session) { return session->thread_count(); }
+
+uint64_t aot_session_host_steps(const aot_session *session) { return session->host_steps(); }
 
 uint32_t aot_session_profile(const aot_session *session, uint64_t *out_ns, uint32_t count, uint32_t *out_program) {
     return session->profile(out_ns, count, out_program);

@@ -17,7 +17,7 @@ Artifact::Artifact(const Memory &memory)
       ports(strings.get_allocator()), guards(strings.get_allocator()), sources(strings.get_allocator()),
       recipes(strings.get_allocator()), constants(strings.get_allocator()), buffers(strings.get_allocator()),
       kernels(strings.get_allocator()), arguments(strings.get_allocator()), steps(strings.get_allocator()),
-      flow(strings.get_allocator()), programs(strings.get_allocator()), code(strings.get_allocator()), meta(strings.get_allocator()) {}
+      flow(strings.get_allocator()), host(strings.get_allocator()), programs(strings.get_allocator()), code(strings.get_allocator()), meta(strings.get_allocator()) {}
 
 Failure damaged(const char *file, const char *section, uint64_t offset, const char *format, ...) {
     char text[320];
@@ -184,7 +184,7 @@ private:
         if (end != source_.size()) throw damaged(source_.name(), "file", end, "bytes behind the last section");
         for (uint32_t kind = 1; kind < kSectionKinds; ++kind) {
             const bool optional = kind == section::META || kind == section::SELF_TEST ||
-                                  kind == section::DEBUG || kind == section::FLOW;
+                                  kind == section::DEBUG || kind == section::FLOW || kind == section::HOST;
             if (!optional && !places_[kind].present) {
                 throw damaged(source_.name(), "section table", header_.table_offset, "section %s is missing",
                               section_name(kind));
@@ -239,6 +239,7 @@ void read_artifact(const ByteSource &source, Artifact &out) {
     table.records(out.arguments);
     table.records(out.steps);
     if (table.place(section::FLOW).present) table.records(out.flow);
+    if (table.place(section::HOST).present) table.records(out.host);
     table.records(out.programs);
     table.bytes(section::CODE, out.code);
     if (table.place(section::META).present) table.bytes(section::META, out.meta);

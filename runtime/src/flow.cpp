@@ -15,16 +15,25 @@ using namespace format;
 namespace {
 
 constexpr int64_t kLargest = int64_t{1} << 46;  // bytes of one tensor, as in plans
-constexpr int32_t kNotOurs = -1;
 
 }  // namespace
 
-Flow::Flow(Session &session)
-    : session_(session), model_(session.model()), symbols_(Allocator<int64_t>(session.memory())),
+uint8_t *Flow::HostSpace::allocate(size_t bytes) { return static_cast<uint8_t *>(session_.memory().allocate(bytes, 64)); }
+
+void Flow::HostSpace::release(uint8_t *data, size_t bytes) noexcept { session_.memory().release(data, bytes); }
+
+void Flow::HostSpace::launch(Plan &plan, uint32_t first_step, uint8_t *const *inputs, uint8_t *const *outputs,
+                             const aot_run_options &options) {
+    session_.launch(plan, first_step, inputs, outputs, options);
+}
+
+Flow::Flow(Session &session, Space *device)
+    : session_(session), model_(session.model()), host_space_(session), memory_(session.memory(), host_space_, device),
+      symbols_(Allocator<int64_t>(session.memory())),
       extents_(symbols_.get_allocator()), extents_aside_(symbols_.get_allocator()),
       block_symbols_(symbols_.get_allocator()),
       slots_(Allocator<Slot>(session.memory())), moved_(slots_.get_allocator()),
-      storages_(Allocator<Storage>(session.memory())), block_inputs_(Allocator<uint8_t *>(session.memory())),
+      block_inputs_(Allocator<uint8_t *>(session.memory())),
       block_outputs_(block_inputs_.get_allocator()), block_storages_(Allocator<int32_t>(session.memory())) {
     size_t symbols = 0, slots = 0, extents = 0, block_symbols = 0, inputs = 0, outputs = 0;
     auto most = [](size_t &so_far, size_t one) { so_far = one > so_far ? one : so_far; };
@@ -57,12 +66,12 @@ void Flow::run(const Variant &variant, const int64_t *symbols, const aot_tensor 
                const aot_run_options &options) {
     variant_ = &variant;
     options_ = &options;
-    for (Storage &storage : storages_) storage.users = 0;
+    memory_.begin();
     symbols_.assign(symbols, symbols + variant.entry->symbols.count);
     slots_.clear();
     int64_t *shape = extents_.data();
     for (uint32_t i = 0; i < variant.entry->slots.count; ++i) {
-        slots_.push_back(Slot{nullptr, 0, shape, kNotOurs, false});
+        slots_.push_back(Slot{0, shape, -1, false});
         shape += port(i).shape.count;
     }
     for (uint32_t i = 0; i < variant.entry->inputs.count; ++i) {
@@ -72,7 +81,8 @@ void Flow::run(const Variant &variant, const int64_t *symbols, const aot_tensor 
             slot.shape[axis] = inputs[i]->shape[axis];
             bytes *= slot.shape[axis];
         }
-        slot.data = data_of(*inputs[i]);
+        const Place place = memory_.has_device() && cuda::is_device_memory(*inputs[i]) ? kDevice : kHost;
+        slot.storage = memory_.borrow(place, data_of(*inputs[i]), static_cast<size_t>(bytes));
         slot.bytes = static_cast<size_t>(bytes);
         slot.live = true;
     }
@@ -95,6 +105,7 @@ void Flow::steps(Run run) {
 }
 
 void Flow::step(const FlowEntry &entry) {
+    if (entry.op != flow_op::READ) memory_.forget();
     switch (entry.op) {
         case flow_op::CALL: return call(entry);
         case flow_op::READ: return read(entry);
@@ -117,18 +128,20 @@ void Flow::call(const FlowEntry &entry) {
         block_symbols_[i] = symbols_[number(program.environment, i)];
     }
     Plan &plan = plan_of(entry, block);
+    const Place place = block.on_device ? kDevice : kHost;
     for (uint32_t i = 0; i < program.inputs.count; ++i) {
         const Slot &slot = input(entry, i);
         const uint32_t rank = port(number(entry.inputs, i)).shape.count;
         if (rank && memcmp(slot.shape, plan.shape_of_port[i], rank * sizeof(int64_t)) != 0) {
             inconsistent(entry, "a tensor does not have the shape that its block expects");
         }
-        block_inputs_[i] = slot.data;
+        block_inputs_[i] = memory_.at(slot.storage, place);
     }
     // The storages of what the slots held before may be among the inputs, so none is given back before all are taken.
     for (uint32_t i = 0; i < program.outputs.count; ++i) {
-        block_storages_[i] = take(static_cast<size_t>(plan.port_bytes[program.inputs.count + i]));
-        block_outputs_[i] = storages_[static_cast<size_t>(block_storages_[i])].block.data();
+        const size_t bytes = static_cast<size_t>(plan.port_bytes[program.inputs.count + i]);
+        block_storages_[i] = memory_.take(place, bytes, bytes);
+        block_outputs_[i] = memory_.at(block_storages_[i], place);
     }
     for (uint32_t i = 0; i < program.outputs.count; ++i) {
         const uint32_t at = program.inputs.count + i, slot = number(entry.outputs, i);
@@ -136,12 +149,14 @@ void Flow::call(const FlowEntry &entry) {
         Slot &to = slots_[slot];
         const uint32_t rank = port(slot).shape.count;
         for (uint32_t axis = 0; axis < rank; ++axis) to.shape[axis] = plan.shape_of_port[at][axis];
-        to.data = block_outputs_[i];
         to.bytes = static_cast<size_t>(plan.port_bytes[at]);
         to.storage = block_storages_[i];
         to.live = true;
     }
-    session_.launch(plan, block.first_step, block_inputs_.data(), block_outputs_.data(), *options_);
+    if (place == kHost) memory_.settle();
+    else session_.look(*options_);
+    host_steps_ += memory_.has_device() && place == kHost;
+    memory_.space(place).launch(plan, block.first_step, block_inputs_.data(), block_outputs_.data(), *options_);
 }
 
 Plan &Flow::plan_of(const FlowEntry &entry, const Variant &block) {
@@ -242,7 +257,7 @@ void Flow::move(const FlowEntry &entry) {
     size_t extents = 0;
     for (uint32_t i = 0; i < entry.inputs.count; ++i) {
         moved_.push_back(input(entry, i));
-        if (moved_[i].storage != kNotOurs) ++storages_[static_cast<size_t>(moved_[i].storage)].users;
+        memory_.share(moved_[i].storage);
         extents += port(number(entry.inputs, i)).shape.count;
     }
     if (extents_aside_.size() < extents) extents_aside_.resize(extents);
@@ -258,9 +273,7 @@ void Flow::move(const FlowEntry &entry) {
         share(to, moved_[i]);
         for (uint32_t axis = 0; axis < port(to).shape.count; ++axis) slots_[to].shape[axis] = moved_[i].shape[axis];
     }
-    for (const Slot &slot : moved_) {
-        if (slot.storage != kNotOurs) --storages_[static_cast<size_t>(slot.storage)].users;
-    }
+    for (const Slot &slot : moved_) memory_.leave(slot.storage);
 }
 
 void Flow::match(const FlowEntry &entry) {
@@ -284,7 +297,7 @@ void Flow::match(const FlowEntry &entry) {
 void Flow::clear(const FlowEntry &entry) {
     const uint32_t slot = number(entry.outputs, 0);
     const Run shape = port(slot).shape;
-    own(slot, 0, 0);
+    own(slot, 0);
     slots_[slot].shape[0] = 0;
     for (uint32_t axis = 1; axis < shape.count; ++axis) {
         const int64_t extent = value(entry, number(shape, axis));
@@ -309,16 +322,7 @@ void Flow::append(const FlowEntry &entry) {
     }
     const size_t bytes = to.bytes + from.bytes;
     if (bytes > static_cast<size_t>(kLargest)) refuse(entry, "Use fewer iterations.", "the result would be impossibly large");
-    const size_t storage = static_cast<size_t>(to.storage);
-    if (to.storage == kNotOurs || storages_[storage].users > 1 || storages_[storage].block.bytes() < bytes) {
-        const int32_t larger = take(bytes + bytes / 2);
-        uint8_t *data = storages_[static_cast<size_t>(larger)].block.data();
-        if (to.bytes) memcpy(data, to.data, to.bytes);
-        if (to.storage != kNotOurs) --storages_[storage].users;
-        to.storage = larger;
-        to.data = data;
-    }
-    if (from.bytes) memcpy(to.data + to.bytes, from.data, from.bytes);
+    to.storage = memory_.append(to.storage, to.bytes, from.storage, from.bytes);
     to.bytes = bytes;
     ++to.shape[0];
 }
@@ -333,9 +337,9 @@ void Flow::loop(const FlowEntry &entry) {
         session_.look(*options_);
         if (counter >= 0) {
             const uint32_t slot = static_cast<uint32_t>(counter);
-            own(slot, sizeof i, sizeof i);
+            uint8_t *const data = own(slot, sizeof i);
             for (uint32_t axis = 0; axis < port(slot).shape.count; ++axis) slots_[slot].shape[axis] = 1;
-            memcpy(slots_[slot].data, &i, sizeof i);
+            memcpy(data, &i, sizeof i);
         }
         steps(entry.first);
     }
@@ -378,7 +382,7 @@ size_t Flow::declared(const FlowEntry &entry, uint32_t slot, int64_t *shape) con
     return static_cast<size_t>(bytes);
 }
 
-int64_t Flow::element(const FlowEntry &entry, uint32_t slot, uint64_t index) const {
+int64_t Flow::element(const FlowEntry &entry, uint32_t slot, uint64_t index) {
     const Slot &from = slots_[slot];
     const DType &dtype = *find_dtype(port(slot).dtype);
     const uint32_t unit = item_bytes(dtype);
@@ -388,7 +392,7 @@ int64_t Flow::element(const FlowEntry &entry, uint32_t slot, uint64_t index) con
                from.bytes / unit, static_cast<unsigned long long>(index));
     }
     uint64_t bits = 0;
-    memcpy(&bits, from.data + index * unit, unit);  // little-endian, as the artifact is
+    memcpy(&bits, memory_.peek(from.storage, static_cast<size_t>(index * unit), unit), unit);  // little-endian, as the artifact is
     const uint32_t unused = 64 - 8 * unit;
     const bool has_sign = dtype.dlpack_code == 0;
     return has_sign ? static_cast<int64_t>(bits << unused) >> unused : static_cast<int64_t>(bits);
@@ -410,68 +414,42 @@ Flow::Slot &Flow::input(const FlowEntry &entry, uint32_t index) {
 
 void Flow::drop(uint32_t slot) {
     Slot &held = slots_[slot];
-    if (held.live && held.storage != kNotOurs) --storages_[static_cast<size_t>(held.storage)].users;
-    held.storage = kNotOurs;
+    if (held.live) memory_.leave(held.storage);
+    held.storage = -1;
     held.live = false;
 }
 
 void Flow::share(uint32_t slot, const Slot &from) {
     const Slot held = from;  // `from` may be the slot itself
-    if (held.storage != kNotOurs) ++storages_[static_cast<size_t>(held.storage)].users;
+    memory_.share(held.storage);
     drop(slot);
     Slot &to = slots_[slot];
-    to.data = held.data;
     to.bytes = held.bytes;
     to.storage = held.storage;
     to.live = true;
 }
 
-void Flow::own(uint32_t slot, size_t bytes, size_t capacity) {
+uint8_t *Flow::own(uint32_t slot, size_t bytes) {
     drop(slot);
-    const int32_t storage = take(capacity);
     Slot &to = slots_[slot];
-    to.storage = storage;
-    to.data = storages_[static_cast<size_t>(storage)].block.data();
+    to.storage = memory_.take(kHost, bytes, bytes);
     to.bytes = bytes;
     to.live = true;
+    return memory_.at(to.storage, kHost);
 }
 
 void Flow::detach(uint32_t output) {
     Slot &slot = slots_[result(output)];
-    if (slot.storage != kNotOurs || slot.bytes == 0) return;
-    slot.storage = take(slot.bytes);
-    uint8_t *data = storages_[static_cast<size_t>(slot.storage)].block.data();
-    memcpy(data, slot.data, slot.bytes);
-    slot.data = data;
+    slot.storage = memory_.detached(slot.storage);
 }
 
-// The smallest free storage that is large enough, or else the largest free one made larger, or a new one.
-int32_t Flow::take(size_t capacity) {
-    size_t best = storages_.size();
-    for (size_t i = 0; i < storages_.size(); ++i) {
-        if (storages_[i].users) continue;
-        if (best == storages_.size()) {
-            best = i;
-            continue;
-        }
-        const size_t one = storages_[i].block.bytes(), other = storages_[best].block.bytes();
-        const bool fits = one >= capacity, other_fits = other >= capacity;
-        if (fits != other_fits ? fits : fits ? one < other : one > other) best = i;
-    }
-    if (best == storages_.size()) storages_.push_back(Storage{Block(), 0});
-    Storage &storage = storages_[best];
-    if (storage.block.bytes() < capacity || !storage.block.data()) {
-        storage.block = Block();
-        storage.block = Block(session_.memory(), capacity ? capacity : 1, 64);
-    }
-    storage.users = 1;
-    return static_cast<int32_t>(best);
+void Flow::store(uint32_t output, uint8_t *to, Place place) {
+    const Slot &slot = slots_[result(output)];
+    memory_.store(slot.storage, slot.bytes, to, place);
 }
 
 uint64_t Flow::held_bytes() const {
-    uint64_t total = slots_.capacity() * sizeof(Slot) + extents_.capacity() * sizeof(int64_t);
-    for (const Storage &storage : storages_) total += storage.block.bytes();
-    return total;
+    return slots_.capacity() * sizeof(Slot) + extents_.capacity() * sizeof(int64_t) + memory_.held_bytes();
 }
 
 }  // namespace aot

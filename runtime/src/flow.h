@@ -1,7 +1,7 @@
 // Runs a program of blocks: the tensors between them, the symbols that data gives, branches and loops.
 #pragma once
 
-#include "plan.h"
+#include "flow_memory.h"
 
 namespace aot {
 
@@ -9,33 +9,49 @@ class Session;
 
 class Flow {
 public:
-    explicit Flow(Session &session);
+    // `device`: where blocks run whose code is for a GPU, or NULL.
+    Flow(Session &session, Space *device);
 
     // Runs the flow of a variant whose inputs were checked and whose input symbols are in `symbols`.
     void run(const Variant &variant, const int64_t *symbols, const aot_tensor *const *inputs,
              const aot_run_options &options);
 
-    // After a run: an output's extents and bytes, which stay valid until the next run.
+    // After a run: an output's extents, which stay valid until the next run, and bytes.
     const int64_t *shape(uint32_t output) const { return slots_[result(output)].shape; }
-    const uint8_t *data(uint32_t output) const { return slots_[result(output)].data; }
     size_t bytes(uint32_t output) const { return slots_[result(output)].bytes; }
     // Moves an output that lies in an input's memory into memory of the flow.
     void detach(uint32_t output);
+    // Puts an output where the caller wants it. On a GPU it is there when the device is done.
+    void store(uint32_t output, uint8_t *to, Place place);
+    // When all that a run began has been done.
+    void waited() { memory_.waited(); }
     uint64_t held_bytes() const;
+    // Blocks that ran on the CPU while the others run on a GPU, in all runs so far.
+    uint64_t host_steps() const { return host_steps_; }
 
 private:
-    // A tensor between blocks. `storage` is -1 for the caller's memory.
+    // A tensor between blocks: the start of a storage, which slots may share.
     struct Slot {
-        uint8_t *data;
         size_t bytes;
         int64_t *shape;
         int32_t storage;
         bool live;
     };
-    // Memory that slots share; free again when none does.
-    struct Storage {
-        Block block;
-        uint32_t users;
+    // The session's memory, and its threads.
+    class HostSpace final : public Space {
+    public:
+        explicit HostSpace(Session &session) : session_(session) {}
+        uint8_t *allocate(size_t bytes) override;
+        void release(uint8_t *data, size_t bytes) noexcept override;
+        void copy(uint8_t *to, const uint8_t *from, size_t bytes) override { memmove(to, from, bytes); }
+        void copy_in(uint8_t *to, const uint8_t *host, size_t bytes) override { memmove(to, host, bytes); }
+        void copy_out(uint8_t *host, const uint8_t *from, size_t bytes) override { memmove(host, from, bytes); }
+        void wait() override {}
+        void launch(Plan &plan, uint32_t first_step, uint8_t *const *inputs, uint8_t *const *outputs,
+                    const aot_run_options &options) override;
+
+    private:
+        Session &session_;
     };
 
     void steps(format::Run run);
@@ -61,8 +77,8 @@ private:
     int64_t value(const format::FlowEntry &entry, uint32_t dim) const;
     // The dimensions of a slot as declared, and its bytes.
     size_t declared(const format::FlowEntry &entry, uint32_t slot, int64_t *shape) const;
-    int64_t element(const format::FlowEntry &entry, uint32_t slot, uint64_t index) const;
-    bool holds(const format::FlowEntry &entry, uint32_t slot) const { return element(entry, slot, 0) != 0; }
+    int64_t element(const format::FlowEntry &entry, uint32_t slot, uint64_t index);
+    bool holds(const format::FlowEntry &entry, uint32_t slot) { return element(entry, slot, 0) != 0; }
 
     const format::PortEntry &port(uint32_t slot) const;
     uint32_t result(uint32_t output) const;
@@ -70,11 +86,14 @@ private:
     Slot &input(const format::FlowEntry &entry, uint32_t index);
     void drop(uint32_t slot);
     void share(uint32_t slot, const Slot &from);
-    void own(uint32_t slot, size_t bytes, size_t capacity);
-    int32_t take(size_t capacity);
+    // Gives a slot host memory of its own.
+    uint8_t *own(uint32_t slot, size_t bytes);
 
     Session &session_;
     const Model &model_;
+    HostSpace host_space_;
+    FlowMemory memory_;
+    uint64_t host_steps_ = 0;
     const Variant *variant_ = nullptr;
     const aot_run_options *options_ = nullptr;
     Vector<int64_t> symbols_;
@@ -83,7 +102,6 @@ private:
     Vector<int64_t> block_symbols_;
     Vector<Slot> slots_;
     Vector<Slot> moved_;
-    Vector<Storage> storages_;
     Vector<uint8_t *> block_inputs_, block_outputs_;
     Vector<int32_t> block_storages_;
 };

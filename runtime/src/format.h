@@ -7,7 +7,7 @@ namespace aot::format {
 
 inline constexpr uint8_t kMagic[8] = {0x41, 0x4f, 0x54, 0x43, 0x0d, 0x0a, 0x1a, 0x0a};
 inline constexpr uint32_t kMajor = 1;
-inline constexpr uint32_t kMinor = 3;
+inline constexpr uint32_t kMinor = 4;
 inline constexpr uint32_t kConstantAlignBytes = 64;
 inline constexpr uint32_t kTreeChunkBytes = 65536;
 inline constexpr uint32_t kMaxRank = 64;
@@ -40,6 +40,7 @@ enum : uint32_t {
     SELF_TEST = 19,
     DEBUG = 20,
     FLOW = 21,
+    HOST = 22,
 };
 }
 
@@ -182,6 +183,7 @@ inline const char *section_name(uint32_t kind) {
     case 19: return "self_test";
     case 20: return "debug";
     case 21: return "flow";
+    case 22: return "host";
     default: return "unknown section";
     }
 }
@@ -204,6 +206,7 @@ inline uint32_t entry_bytes(uint32_t kind) {
     case 14: return 56;
     case 15: return 192;
     case 21: return 80;
+    case 22: return 24;
     default: return 0;
     }
 }
@@ -593,6 +596,24 @@ template <class V> void visit(const FlowEntry &r, V &v) {
 }
 inline constexpr uint32_t section_of(const FlowEntry *) {
     return section::FLOW;
+}
+
+struct HostEntry {
+    uint32_t block;  // the program whose code is for a CPU, while that of the flow is for a GPU
+    uint32_t op;
+    uint32_t why;
+    Run locs;
+    uint32_t reserved;
+};
+static_assert(sizeof(HostEntry) == 24, "layout");
+template <class V> void visit(const HostEntry &r, V &v) {
+    v.string("op", r.op);
+    v.string("why", r.why);
+    v.strings("locs", r.locs);
+    v.zero("reserved", r.reserved);
+}
+inline constexpr uint32_t section_of(const HostEntry *) {
+    return section::HOST;
 }
 
 }  // namespace aot::format

@@ -25,10 +25,11 @@ Model::Model(const ByteSource &source, const aot_load_options &options)
     if (is_gpu_target(artifact.text(variants[0].entry->target))) {
         device = std::make_unique<cuda::DeviceModel>(*this, options.device, static_cast<cuda::Context>(options.context));
         // What the device has need not be here too.
-        weights.block = Block();
-        weights.mapping.reset();
-        weights.watch.reset();
-        weights.pointers.clear();
+        programs.clear();
+        for (const Variant &block : blocks) {
+            if (!block.on_device) programs.push_back(block.program);
+        }
+        weights.keep(artifact, programs);
     }
     for (Variant &variant : variants) load_code(variant, options.temporary_directory);
     for (Variant &block : blocks) load_code(block, options.temporary_directory);
@@ -55,8 +56,7 @@ void Model::select(const aot_load_options &options) {
         std::string problem;
         int rank = 0;
         if (options.target && strcmp(options.target, text) != 0) problem = text_of("asked for was %s", options.target);
-        else if (is_gpu_target(text) && program.flow.count) problem = "control flow and sizes from data do not run on a GPU";
-        else rank = target_rank(text, static_cast<int>(program.driver), machine, &problem);
+        else rank = rank_of(program, machine, &problem);
         if (rank > best) best = rank, target = text;
         problems.push_back(std::move(problem));
     }
@@ -74,9 +74,28 @@ void Model::select(const aot_load_options &options) {
     for (uint32_t i = 0; i < artifact.programs.size(); ++i) {
         const ProgramEntry &program = artifact.programs[i];
         if (program.is_block || strcmp(artifact.text(program.target), target) != 0) continue;
-        variants.push_back(Variant{i, &program, nullptr, Vector<Kernel>(Allocator<Kernel>(memory))});
+        variants.push_back(Variant{i, &program, nullptr, Vector<Kernel>(Allocator<Kernel>(memory)), is_gpu_target(target)});
         add_blocks(variants.back());
     }
+}
+
+// A program runs where all its blocks do: those of host steps want a CPU of their level.
+int Model::rank_of(const ProgramEntry &program, const Machine &machine, std::string *problem) const {
+    const char *target = artifact.text(program.target);
+    const int rank = target_rank(target, static_cast<int>(program.driver), machine, problem);
+    for (uint32_t i = 0; rank && i < program.blocks.count; ++i) {
+        const char *text = artifact.text(artifact.programs[static_cast<size_t>(artifact.integer(program.blocks.first + i))].target);
+        if (strcmp(text, target) == 0 || target_rank(text, 0, machine, problem)) continue;
+        *problem = "its host steps do not run: " + *problem;
+        return 0;
+    }
+    return rank;
+}
+
+uint32_t Model::host_block_count() const {
+    uint32_t count = 0;
+    for (const Variant &block : blocks) count += device && !block.on_device;
+    return count;
 }
 
 void Model::add_blocks(Variant &variant) {
@@ -85,7 +104,8 @@ void Model::add_blocks(Variant &variant) {
     for (uint32_t i = 0; i < variant.entry->blocks.count; ++i) {
         const uint32_t program = static_cast<uint32_t>(artifact.integer(variant.entry->blocks.first + i));
         const ProgramEntry *entry = &artifact.programs[program];
-        blocks.push_back(Variant{program, entry, nullptr, Vector<Kernel>(Allocator<Kernel>(memory)), 0, steps});
+        blocks.push_back(Variant{program, entry, nullptr, Vector<Kernel>(Allocator<Kernel>(memory)),
+                                 is_gpu_target(artifact.text(entry->target)), 0, steps});
         steps += entry->steps.count;
     }
 }
@@ -107,7 +127,7 @@ void Model::check_variants() const {
 }
 
 void Model::load_code(Variant &variant, const char *temporary_directory) {
-    if (device) return;
+    if (variant.on_device) return;
     const ProgramEntry &entry = *variant.entry;
     for (const Vector<Variant> *units : {&variants, &blocks}) {
         for (const Variant &other : *units) {
@@ -130,9 +150,9 @@ void Model::load_code(Variant &variant, const char *temporary_directory) {
     }
 }
 
-uint8_t *Model::constant_address(uint32_t program, uint32_t index) const {
-    if (device) return reinterpret_cast<uint8_t *>(static_cast<uintptr_t>(device->constant(program, index)));
-    return const_cast<uint8_t *>(weights.constant(program, index));
+uint8_t *Model::constant_address(const Variant &unit, uint32_t index) const {
+    if (unit.on_device) return reinterpret_cast<uint8_t *>(static_cast<uintptr_t>(device->constant(unit.program, index)));
+    return const_cast<uint8_t *>(weights.constant(unit.program, index));
 }
 
 void Model::read_constant(uint32_t program, uint32_t index, void *to, size_t bytes) const {

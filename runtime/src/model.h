@@ -7,6 +7,7 @@
 
 namespace aot {
 
+struct Machine;
 namespace cuda {
 class DeviceModel;
 }
@@ -19,6 +20,7 @@ struct Variant {
     const format::ProgramEntry *entry;
     std::shared_ptr<CodeLibrary> code;
     Vector<Kernel> kernels;  // empty on a GPU
+    bool on_device;
     uint32_t first_block = 0;  // of the flow's blocks among Model::blocks
     uint32_t first_step = 0;   // of a block: how many steps the blocks before it have
 };
@@ -38,9 +40,12 @@ public:
     std::unique_ptr<cuda::DeviceModel> device;  // of a model on a GPU
 
     // Where kernels find a constant; they only read it, but share an argument type with what they write.
-    uint8_t *constant_address(uint32_t program, uint32_t index) const;
+    uint8_t *constant_address(const Variant &unit, uint32_t index) const;
     // Copies a constant to host memory.
     void read_constant(uint32_t program, uint32_t index, void *to, size_t bytes) const;
+
+    // How many blocks of the variants' flows run on the CPU while the model runs on a GPU.
+    uint32_t host_block_count() const;
 
     // Ports, the same in every variant.
     uint32_t input_count() const { return variants[0].entry->inputs.count; }
@@ -50,6 +55,7 @@ public:
 
 private:
     void select(const aot_load_options &options);
+    int rank_of(const format::ProgramEntry &program, const Machine &machine, std::string *problem) const;
     void add_blocks(Variant &variant);
     void check_variants() const;
     void load_code(Variant &variant, const char *temporary_directory);

@@ -154,13 +154,13 @@ private:
         plan_.steps.reserve(p_.steps.count);
         for (uint32_t i = 0; i < p_.steps.count; ++i) {
             const StepEntry &step = a_.steps[p_.steps.first + i];
-            PlannedStep planned{model_.device ? nullptr : plan_.unit->kernels[step.kernel], plan_.pointers.data() + plan_.pointers.size(),
+            PlannedStep planned{plan_.unit->on_device ? nullptr : plan_.unit->kernels[step.kernel], plan_.pointers.data() + plan_.pointers.size(),
                                 plan_.dims.data() + plan_.dims.size(), (step.flags & step_flag::BARRIER) != 0};
             for (uint32_t j = 0; j < step.arguments.count; ++j) argument(a_.arguments[step.arguments.first + j]);
             for (uint32_t j = 0; j < step.dims.count; ++j) {
                 plan_.dims.push_back(value(static_cast<uint32_t>(a_.integer(step.dims.first + j))));
             }
-            const size_t scratch = model_.device ? launch(step, planned.dims) : static_cast<size_t>(bytes(step.scratch_bytes));
+            const size_t scratch = plan_.unit->on_device ? launch(step, planned.dims) : static_cast<size_t>(bytes(step.scratch_bytes));
             if (scratch > plan_.scratch_bytes) plan_.scratch_bytes = scratch;
             work += estimate(step.flops) + estimate(step.bytes_moved);
             plan_.steps.push_back(planned);
@@ -203,7 +203,7 @@ private:
             case space::OUTPUT: plan_.outputs.push_back({pointer, buffer.index, offset}); break;
             case space::ARENA: plan_.arena.push_back({pointer, 0, starts_[argument.buffer] + offset}); break;
             default: {
-                *pointer = model_.constant_address(plan_.unit->program, buffer.index) + offset;
+                *pointer = model_.constant_address(*plan_.unit, buffer.index) + offset;
             }
         }
     }

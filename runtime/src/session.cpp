@@ -28,11 +28,10 @@ Session::Session(const Model &model, const aot_session_options &options)
       plans_(Allocator<Plan>(memory_)),
       symbols_(Allocator<int64_t>(memory_)), input_data_(Allocator<uint8_t *>(memory_)),
       output_data_(input_data_.get_allocator()), output_bytes_(Allocator<size_t>(memory_)), own_outputs_(Allocator<Block>(memory_)),
-      step_ns_(Allocator<uint64_t>(memory_)), flow_(*this) {
-    if (model.device) {
-        device_ = std::make_unique<cuda::DeviceSession>(model, memory_, options.flags);
-        thread_count_ = 1;
-    }
+      step_ns_(Allocator<uint64_t>(memory_)),
+      device_(model.device ? std::make_unique<cuda::DeviceSession>(model, memory_, options.flags) : nullptr),
+      flow_(*this, device_ ? &device_->space() : nullptr) {
+    if (device_ && !model.host_block_count()) thread_count_ = 1;
     pool_ = reinterpret_cast<Pool *>(options.pool);
     if (thread_count_ == 0) thread_count_ = pool_ ? pool_->thread_count() : default_thread_count();
     if (pool_ && thread_count_ > pool_->thread_count()) thread_count_ = pool_->thread_count();
@@ -71,7 +70,7 @@ Plan &Session::find_plan(const Variant &unit, const int64_t *symbols) {
     }
     Plan made = make_plan(model_, memory_, unit, symbols);
     made.last_use = ++clock_;
-    if (device_) device_->adopt(made);
+    if (unit.on_device) device_->adopt(made);
     grow(made);
     if (held < plan_limit_) {
         plans_.push_back(std::move(made));
@@ -83,7 +82,7 @@ Plan &Session::find_plan(const Variant &unit, const int64_t *symbols) {
 }
 
 void Session::grow(const Plan &plan) {
-    if (device_) return device_->grow(plan);
+    if (plan.unit->on_device) return device_->grow(plan);
     if (plan.arena_bytes > arena_.bytes()) {
         // The old arena goes first: its bytes are of no use, and two would double the peak.
         arena_ = Block();
@@ -193,14 +192,21 @@ void Session::bind_output(uint32_t index, const int64_t *shape, size_t bytes, co
 
 // The outputs of a flow, whose shapes are known only now. All are checked before any is written.
 void Session::deliver(const Plan &plan, const aot_tensor *const *inputs, const aot_tensor *const *outputs,
-                      const aot_run_options &options) {
+                      const aot_run_options &options, cuda::DeviceSession::Call *call) {
     const uint32_t count = model_.output_count();
-    for (uint32_t i = 0; i < count; ++i) bind_output(i, flow_.shape(i), flow_.bytes(i), outputs, options);
+    for (uint32_t i = 0; i < count; ++i) {
+        if (!call) {
+            bind_output(i, flow_.shape(i), flow_.bytes(i), outputs, options);
+            continue;
+        }
+        output_bytes_[i] = flow_.bytes(i);
+        output_data_[i] = device_->bind_output(*call, i, flow_.shape(i), flow_.bytes(i), outputs, options);
+    }
     check_overlap(plan, inputs);
     // State is written where its input lies, which another output may be.
     for (uint32_t i = 0; plan.unit->entry->state.count && i < count; ++i) flow_.detach(i);
     for (uint32_t i = 0; i < count; ++i) {
-        if (flow_.bytes(i)) memmove(output_data_[i], flow_.data(i), flow_.bytes(i));
+        flow_.store(i, output_data_[i], call && device_->output_device_type(i) == 2 ? kDevice : kHost);
     }
     flow_ran_ = true;
 }
@@ -301,7 +307,7 @@ void Session::run(const aot_tensor *const *inputs, uint32_t input_count, const a
     if (profiling_) step_ns_.assign(step_count(*plan.unit), 0);
     if (entry.flow.count) {
         flow_.run(*plan.unit, symbols_.data(), inputs, options);
-        deliver(plan, inputs, outputs, options);
+        deliver(plan, inputs, outputs, options, nullptr);
     } else {
         bind_outputs(plan, inputs, outputs, options);
         for (uint32_t i = 0; i < input_count; ++i) input_data_[i] = data_of(*inputs[i]);
@@ -315,6 +321,15 @@ void Session::run_on_device(const aot_tensor *const *inputs, uint32_t input_coun
     cuda::DeviceSession::Call call(*device_, inputs, input_count, &options);
     Plan &plan = plan_for_inputs(inputs, input_count, &call);
     if (profiling_) step_ns_.assign(step_count(*plan.unit), 0);
+    if (plan.unit->entry->flow.count) {
+        look(options);
+        cuda::DeviceSession::FlowRun run(*device_, call, plan, inputs, outputs, options, step_ns_.data());
+        flow_.run(*plan.unit, symbols_.data(), inputs, options);
+        deliver(plan, inputs, outputs, options, &call);
+        if (run.finish()) flow_.waited();
+        last_plan_ = &plan;
+        return;
+    }
     cuda::Outputs found{output_data_, output_bytes_};
     device_->bind_outputs(call, plan, inputs, outputs, options, found);
     if (!device_->is_repeated(plan, inputs, found)) check_overlap(plan, inputs);

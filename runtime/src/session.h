@@ -20,12 +20,13 @@ public:
     uint64_t memory_bytes() const;
     uint32_t thread_count() const { return thread_count_; }
     uint32_t profile(uint64_t *out_ns, uint32_t count, uint32_t *out_program) const;
+    uint64_t host_steps() const { return flow_.host_steps(); }
 
     // For the flow of a program.
     const Model &model() const { return model_; }
     const Memory &memory() const { return memory_; }
     Plan &find_plan(const Variant &unit, const int64_t *symbols);
-    // Runs a plan; `first_step` numbers its steps among those of all blocks. Throws when it was stopped.
+    // Runs a plan on the CPU; `first_step` numbers its steps among those of all blocks. Throws when it was stopped.
     void launch(Plan &plan, uint32_t first_step, uint8_t *const *inputs, uint8_t *const *outputs,
                 const aot_run_options &options);
     // Throws when the run is to stop.
@@ -45,8 +46,9 @@ private:
     void check_overlap(const Plan &plan, const aot_tensor *const *inputs) const;
     void bind_output(uint32_t index, const int64_t *shape, size_t bytes, const aot_tensor *const *outputs,
                      const aot_run_options &options);
+    // `call`: of a run on a GPU, else NULL.
     void deliver(const Plan &plan, const aot_tensor *const *inputs, const aot_tensor *const *outputs,
-                 const aot_run_options &options);
+                 const aot_run_options &options, cuda::DeviceSession::Call *call);
     void patch(Plan &plan, uint8_t *const *inputs, uint8_t *const *outputs);
     static void work(void *job, uint32_t thread);
 
@@ -70,8 +72,8 @@ private:
     Vector<Block> own_outputs_;
     Vector<uint64_t> step_ns_;
     Barrier barrier_;
-    Flow flow_;
     std::unique_ptr<cuda::DeviceSession> device_;  // of a model on a GPU
+    Flow flow_;  // its memory goes before the device's session does
 };
 
 }  // namespace aot

@@ -62,6 +62,7 @@ struct Fields {
             case section::ARGUMENTS: return artifact.arguments.size();
             case section::STEPS: return artifact.steps.size();
             case section::FLOW: return artifact.flow.size();
+            case section::HOST: return artifact.host.size();
             default: return 0;
         }
     }
@@ -75,8 +76,9 @@ template <class T> void visit_all(const Vector<T> &records, Fields &fields) {
 // The rules within one program.
 class ProgramRules {
 public:
-    ProgramRules(const Artifact &artifact, const ProgramEntry &program, const char *file, const Offsets &offsets)
-        : a_(artifact), p_(program), file_(file), offsets_(offsets),
+    ProgramRules(const Artifact &artifact, const ProgramEntry &program, const Vector<uint8_t> &is_host, const char *file,
+                 const Offsets &offsets)
+        : a_(artifact), p_(program), is_host_(is_host), file_(file), offsets_(offsets),
           bound_(program.symbols.count, 0, Allocator<uint8_t>(artifact.memory)) {}
 
     void check() {
@@ -342,7 +344,9 @@ private:
     void block(int64_t number) const {
         if (number < 0 || number >= static_cast<int64_t>(a_.programs.size())) fail(section::PROGRAMS, 0, "no such block");
         const ProgramEntry &block = a_.programs[static_cast<size_t>(number)];
-        if (block.is_block != 1 || strcmp(a_.text(block.target), a_.text(p_.target)) != 0) {
+        const bool fits = is_host_[static_cast<size_t>(number)] ? strncmp(a_.text(p_.target), "cuda:", 5) == 0
+                                                                : strcmp(a_.text(block.target), a_.text(p_.target)) == 0;
+        if (block.is_block != 1 || !fits) {
             fail(section::PROGRAMS, static_cast<size_t>(number), "it is not a block of this program");
         }
         for (uint32_t i = 0; i < block.environment.count; ++i) {
@@ -456,6 +460,7 @@ private:
 
     const Artifact &a_;
     const ProgramEntry &p_;
+    const Vector<uint8_t> &is_host_;  // of each program
     const char *file_;
     const Offsets &offsets_;
     Vector<uint8_t> bound_;
@@ -481,6 +486,7 @@ void validate(const Artifact &artifact, const char *file, const Offsets &offsets
     visit_all(artifact.arguments, fields);
     visit_all(artifact.steps, fields);
     visit_all(artifact.flow, fields);
+    visit_all(artifact.host, fields);
     visit_all(artifact.programs, fields);
     for (size_t i = 0; i < artifact.dims.size(); ++i) {
         const Run code = artifact.dims[i].code;
@@ -497,7 +503,16 @@ void validate(const Artifact &artifact, const char *file, const Offsets &offsets
             throw damaged(file, "programs", offsets.section[section::PROGRAMS], "record %zu: blocks lie behind the programs", i);
         }
     }
-    for (const ProgramEntry &program : artifact.programs) ProgramRules(artifact, program, file, offsets).check();
+    Vector<uint8_t> is_host(artifact.programs.size(), 0, Allocator<uint8_t>(artifact.memory));
+    for (size_t i = 0; i < artifact.host.size(); ++i) {
+        const size_t block = artifact.host[i].block;
+        if (block >= is_host.size() || !artifact.programs[block].is_block ||
+            strncmp(artifact.text(artifact.programs[block].target), "cpu:", 4) != 0) {
+            throw damaged(file, "host", offsets.section[section::HOST], "record %zu: no block for a CPU", i);
+        }
+        is_host[block] = 1;
+    }
+    for (const ProgramEntry &program : artifact.programs) ProgramRules(artifact, program, is_host, file, offsets).check();
 }
 
 }  // namespace aot

@@ -291,4 +291,29 @@ void load_weights(const Artifact &artifact, const Vector<uint32_t> &programs, co
     Loader(artifact, programs, source, options, out).load();
 }
 
+void Weights::keep(const Artifact &artifact, const Vector<uint32_t> &programs) {
+    size_t total = 0;
+    auto each = [&](auto &&use) {
+        for (uint32_t program : programs) {
+            const Run constants = artifact.programs[program].constants;
+            for (uint32_t i = 0; i < constants.count; ++i) {
+                use(first_of_program[program] + i, static_cast<size_t>(artifact.constants[constants.first + i].bytes));
+            }
+        }
+    };
+    each([&](size_t, size_t size) { total += round_up(size, kConstantAlignBytes); });
+    Block kept(artifact.memory, total, kConstantAlignBytes);
+    Vector<const uint8_t *> found(pointers.size(), nullptr, pointers.get_allocator());
+    total = 0;
+    each([&](size_t number, size_t size) {
+        found[number] = kept.data() + total;
+        if (size) memcpy(kept.data() + total, pointers[number], size);
+        total += round_up(size, kConstantAlignBytes);
+    });
+    pointers.swap(found);
+    block = std::move(kept);
+    mapping.reset();
+    watch.reset();
+}
+
 }  // namespace aot

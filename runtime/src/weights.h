@@ -23,6 +23,8 @@ struct Weights {
     std::shared_ptr<const FileWatch> watch;  // of the mapped file
     uint64_t bytes = 0;
 
+    // Keeps the constants of these programs alone, in memory of its own.
+    void keep(const Artifact &artifact, const Vector<uint32_t> &programs);
     const uint8_t *constant(uint32_t program, uint32_t index) const { return pointers[first_of_program[program] + index]; }
 };
 

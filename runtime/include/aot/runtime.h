@@ -187,6 +187,8 @@ typedef struct aot_program_info {
     uint32_t step_count;   /* kernel launches of a run */
     uint64_t code_bytes;
     const char *reason; /* why the program was not selected, such as "no driver (libcuda.so.1 not found)"; else empty */
+    uint32_t host_step_count; /* nodes that it runs on the CPU while the others run on a GPU */
+    uint32_t reserved;
 } aot_program_info;
 
 /* An input or output. */
@@ -409,6 +411,10 @@ AOT_API uint64_t aot_session_memory_bytes(const aot_session *session);
 
 /* Threads that a run may use, the calling one included; one with little work stays on the calling thread. */
 AOT_API uint32_t aot_session_thread_count(const aot_session *session);
+
+/* Blocks of host steps that runs of this session have made so far: CPU code between the kernels of a GPU, for nodes that
+ * it has no kernel for. */
+AOT_API uint64_t aot_session_host_steps(const aot_session *session);
 
 /* Nanoseconds of each step of the last run of a session made with AOT_SESSION_PROFILE, and the index of its
  * program. Writes at most `count` values and returns how many steps there are; 0 where nothing was measured. */

@@ -82,6 +82,9 @@ private:
     size_t bytes_ = 0;
 };
 
+inline Address address_of(const uint8_t *pointer) { return static_cast<Address>(reinterpret_cast<uintptr_t>(pointer)); }
+inline uint8_t *pointer_of(Address address) { return reinterpret_cast<uint8_t *>(static_cast<uintptr_t>(address)); }
+
 // Room for one more, so that pushing it cannot fail and lose a handle.
 template <class T> void make_room(Vector<T> &items) {
     if (items.size() == items.capacity()) items.reserve(2 * items.size() + 16);

@@ -31,13 +31,9 @@ DeviceModel::DeviceModel(const Model &model, int ordinal, Context given)
     first_function_.assign(model.artifact.programs.size(), 0);
     first_constant_.assign(model.artifact.programs.size(), 0);
     try {
-        for (const Variant &unit : model.variants) {
-            load_kernels(model, unit);
-            first_constant_[unit.program] = static_cast<uint32_t>(constants_.size());
-            for (uint32_t i = 0; i < unit.entry->constants.count; ++i) {
-                const ConstantEntry &constant = model.artifact.constants[unit.entry->constants.first + i];
-                constants_.push_back(weights_.add(model.weights.constant(unit.program, i),
-                                                  static_cast<size_t>(constant.bytes), model.artifact.text(constant.name)));
+        for (const Vector<Variant> *units : {&model.variants, &model.blocks}) {
+            for (const Variant &unit : *units) {
+                if (unit.on_device) add(model, unit);
             }
         }
     } catch (...) {
@@ -55,6 +51,16 @@ void DeviceModel::unload() {
     for (const Image &image : images_) device.driver.module_unload(image.module);
     images_.clear();
     weights_.release();
+}
+
+void DeviceModel::add(const Model &model, const Variant &unit) {
+    load_kernels(model, unit);
+    first_constant_[unit.program] = static_cast<uint32_t>(constants_.size());
+    for (uint32_t i = 0; i < unit.entry->constants.count; ++i) {
+        const ConstantEntry &constant = model.artifact.constants[unit.entry->constants.first + i];
+        constants_.push_back(weights_.add(model.weights.constant(unit.program, i), static_cast<size_t>(constant.bytes),
+                                          model.artifact.text(constant.name)));
+    }
 }
 
 void DeviceModel::load_kernels(const Model &model, const Variant &unit) {

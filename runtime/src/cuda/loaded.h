@@ -29,6 +29,7 @@ public:
     void copy(void *to, const void *from, size_t bytes, void *stream, const char *where) const;
 
 private:
+    void add(const Model &model, const Variant &unit);
     void load_kernels(const Model &model, const Variant &unit);
     void unload();
 

@@ -20,9 +20,6 @@ Failure wrong_tensor(const char *what, const char *name, const char *hint, const
     return Failure(AOT_ERROR_GUARD, where, hint, "%s", message);
 }
 
-Address address_of(const uint8_t *pointer) { return static_cast<Address>(reinterpret_cast<uintptr_t>(pointer)); }
-uint8_t *pointer_of(Address address) { return reinterpret_cast<uint8_t *>(static_cast<uintptr_t>(address)); }
-
 }  // namespace
 
 DeviceSession::DeviceSession(const Model &model, const Memory &memory, uint32_t flags)
@@ -70,6 +67,8 @@ DeviceSession::Call::Call(DeviceSession &session, const aot_tensor *const *input
     for (uint32_t i = 0; inputs && i < count; ++i) {
         if (inputs[i] && is_device_memory(*inputs[i])) all_host_ = false;
     }
+    const uint32_t flags = options ? options->flags : 0;
+    on_host_ = (flags & AOT_RUN_HOST_OUTPUTS) || (all_host_ && !(flags & AOT_RUN_DEVICE_OUTPUTS));
     stream_ = options ? reinterpret_cast<Stream>(options->stream) : nullptr;
     if (stream_) {
         int status = kNotCapturing;
@@ -101,7 +100,9 @@ void DeviceSession::adopt(Plan &plan) {
     grow(plan);
 }
 
+// And for what a flow in progress has put into its stream.
 void DeviceSession::wait_for_last_run() {
+    if (flow_call_) space_.wait();
     if (!has_run_) return;
     check(device_.driver, device_.driver.event_synchronize(done_), model_.name.c_str(), "waiting for the last run");
 }
@@ -171,43 +172,17 @@ void DeviceSession::check_pointer(const char *what, const char *name, const uint
 
 void DeviceSession::bind_outputs(Call &call, const Plan &plan, const aot_tensor *const *inputs,
                                  const aot_tensor *const *outputs, const aot_run_options &options, Outputs &out) {
-    const uint32_t input_count = model_.input_count(), count = model_.output_count();
-    const bool on_host = (options.flags & AOT_RUN_HOST_OUTPUTS) || (call.all_host_ && !(options.flags & AOT_RUN_DEVICE_OUTPUTS));
+    const uint32_t input_count = model_.input_count();
     for (uint32_t i = 0; i < input_count; ++i) {
         if (!is_device_memory(*inputs[i])) continue;
         check_pointer("input", model_.artifact.text(model_.input(i).name), data_of(*inputs[i]),
                       static_cast<size_t>(plan.port_bytes[i]), inputs_[i]);
     }
-    for (uint32_t i = 0; i < count; ++i) {
-        const PortEntry &entry = model_.output(i);
-        const char *name = model_.artifact.text(entry.name);
-        const int64_t *shape = plan.shape_of_port[input_count + i];
-        const size_t bytes = static_cast<size_t>(plan.port_bytes[input_count + i]);
-        const aot_tensor *given = outputs ? outputs[i] : nullptr;
-        Port &port = outputs_[i];
-        out.bytes[i] = bytes;
-        port.device_type = on_host ? 1 : 2;
-        if (given && (given->data || bytes == 0)) {
-            check_tensor(model_, "output", entry, *given, shape);
-            out.data[i] = given->data ? data_of(*given) : nullptr;
-            port.device_type = is_device_memory(*given) ? 2 : 1;
-            if (port.device_type == 2) check_pointer("output", name, out.data[i], bytes, port);
-        } else if (options.allocate_output) {
-            const DType &dtype = *find_dtype(entry.dtype);
-            const aot_tensor tensor{nullptr, port.device_type, port.device_type == 2 ? device_.ordinal : 0,
-                                    static_cast<int32_t>(entry.shape.count), dtype.dlpack_code, dtype.dlpack_bits, 1, shape,
-                                    nullptr, 0};
-            out.data[i] = static_cast<uint8_t *>(options.allocate_output(options.user, i, &tensor, bytes));
-            if (!out.data[i] && bytes) throw std::bad_alloc();
-            if (port.device_type == 2) check_pointer("output", name, out.data[i], bytes, port);
-        } else if (port.device_type == 1) {
-            if (port.host.bytes() < bytes) port.host = Block(memory_, bytes, 64);
-            out.data[i] = port.host.data();
-        } else {
-            out.data[i] = device_memory(port.staged, bytes, name, "an output");
-        }
-        if (call.capturing_ && port.device_type == 1) {
-            throw wrong_tensor("output", name, "Give device memory for the output.",
+    for (uint32_t i = 0; i < model_.output_count(); ++i) {
+        out.bytes[i] = static_cast<size_t>(plan.port_bytes[input_count + i]);
+        out.data[i] = bind_output(call, i, plan.shape_of_port[input_count + i], out.bytes[i], outputs, options);
+        if (call.capturing_ && outputs_[i].device_type == 1) {
+            throw wrong_tensor("output", model_.artifact.text(model_.output(i).name), "Give device memory for the output.",
                                "host memory cannot be filled while a stream is captured");
         }
     }
@@ -216,6 +191,45 @@ void DeviceSession::bind_outputs(Call &call, const Plan &plan, const aot_tensor 
         throw wrong_tensor("input", model_.artifact.text(model_.input(i).name), "Copy the input to the device.",
                            "host memory cannot be read while a stream is captured");
     }
+}
+
+uint8_t *DeviceSession::bind_output(Call &call, uint32_t index, const int64_t *shape, size_t bytes,
+                                    const aot_tensor *const *outputs, const aot_run_options &options) {
+    const PortEntry &entry = model_.output(index);
+    const char *name = model_.artifact.text(entry.name);
+    const aot_tensor *given = outputs ? outputs[index] : nullptr;
+    Port &port = outputs_[index];
+    uint8_t *data = nullptr;
+    port.device_type = call.on_host_ ? 1 : 2;
+    if (given && (given->data || bytes == 0)) {
+        check_tensor(model_, "output", entry, *given, shape);
+        data = given->data ? data_of(*given) : nullptr;
+        port.device_type = is_device_memory(*given) ? 2 : 1;
+        if (port.device_type == 2) check_pointer("output", name, data, bytes, port);
+    } else if (options.allocate_output) {
+        const DType &dtype = *find_dtype(entry.dtype);
+        const aot_tensor tensor{nullptr, port.device_type, port.device_type == 2 ? device_.ordinal : 0,
+                                static_cast<int32_t>(entry.shape.count), dtype.dlpack_code, dtype.dlpack_bits, 1, shape,
+                                nullptr, 0};
+        data = static_cast<uint8_t *>(options.allocate_output(options.user, index, &tensor, bytes));
+        if (!data && bytes) throw std::bad_alloc();
+        if (port.device_type == 2) check_pointer("output", name, data, bytes, port);
+    } else if (port.device_type == 1) {
+        if (port.host.bytes() < bytes) port.host = Block(memory_, bytes, 64);
+        data = port.host.data();
+    } else {
+        data = device_memory(port.staged, bytes, name, "an output");
+    }
+    return data;
+}
+
+// With nothing of the caller's on the device there is nothing to be in order with but this session.
+void DeviceSession::choose_stream(Call &call, bool any_device) {
+    if (call.stream_ || !call.all_host_ || any_device) return;
+    if (!own_stream_) {
+        check(device_.driver, device_.driver.stream_create(&own_stream_, kNonBlocking), model_.name.c_str(), "making a stream");
+    }
+    call.stream_ = own_stream_;
 }
 
 // The session's memory is used by one run at a time, also where runs are on several streams.
@@ -238,6 +252,12 @@ void DeviceSession::claim_state(const Call &call, const Plan &plan, const Output
         const bool in_place = outputs_[output].device_type == 2 && input_addresses_[input] == outputs.data[output];
         if (in_place && outputs.bytes[output]) donated_.push_back(outputs.data[output]);
     }
+    claim_donated(call, plan);
+}
+
+void DeviceSession::claim_donated(const Call &call, const Plan &plan) {
+    const Artifact &a = model_.artifact;
+    const Run state = plan.unit->entry->state;
     const uint8_t *taken = donations_.claim(device_.driver, donated_, call.stream_, done_);
     if (!taken) return;
     donations_.launched();
@@ -268,11 +288,7 @@ void DeviceSession::run(Call &call, Plan &plan, const aot_tensor *const *inputs,
     last_plan_ = &plan;
     bool is_staged = false, any_device = false;
     for (uint32_t i = 0; i < output_count; ++i) any_device = any_device || outputs_[i].device_type == 2;
-    // With nothing of the caller's on the device there is nothing to be in order with but this session.
-    if (!call.stream_ && call.all_host_ && !any_device) {
-        if (!own_stream_) check(driver, driver.stream_create(&own_stream_, kNonBlocking), where, "making a stream");
-        call.stream_ = own_stream_;
-    }
+    choose_stream(call, any_device);
     order(call);
     // Copies that have begun must not outlive the call, nor the caller's memory with it.
     struct Wait {
@@ -313,32 +329,14 @@ void DeviceSession::run(Call &call, Plan &plan, const aot_tensor *const *inputs,
         output_addresses_[i] = in_place ? in_place
                                         : device_memory(outputs_[i].staged, outputs.bytes[i], a.text(model_.output(i).name), "an output");
     }
-    if (profiling_) {
-        for (size_t i = events_.size(); i <= plan.steps.size(); ++i) {
-            make_room(events_);
-            Event event = nullptr;
-            check(driver, driver.event_create(&event, 0), where, "making an event");
-            events_.push_back(event);
-        }
-    }
     const bool timed = profiling_ && !call.capturing_;
     if (poisoning_) poison(call.stream_, outputs);
-    Launches &launches = *plan.launches;
-    launches.patch(plan, input_addresses_.data(), output_addresses_.data(), pointer_of(arena_.address()), scratch_.address());
-    // An early start means nothing on the NULL stream, and between events there is none.
-    if (plain_ || call.capturing_) launches.launch_plain(call.stream_, call.stream_ && !timed, timed ? events_.data() : nullptr);
-    else launches.launch_graph(call.stream_);
+    put(plan, input_addresses_.data(), output_addresses_.data(), call, timed);
     if (call.capturing_) {
         was_captured_ = true;
         return;
     }
-    has_run_ = false;  // where recording fails, the stream is waited for instead
-    if (driver.event_record(done_, call.stream_) == result::OK) {
-        has_run_ = true;
-        last_stream_ = call.stream_;
-    } else {
-        check(driver, driver.stream_synchronize(call.stream_), where, "running the model");
-    }
+    end_run(call.stream_);
     for (uint32_t i = 0; i < output_count; ++i) {
         if (outputs_[i].device_type == 2 || !outputs.bytes[i]) continue;
         check(driver, driver.copy_out_async(outputs.data[i], address_of(output_addresses_[i]), outputs.bytes[i], call.stream_),
@@ -349,18 +347,44 @@ void DeviceSession::run(Call &call, Plan &plan, const aot_tensor *const *inputs,
     if (timed) take_times(static_cast<uint32_t>(plan.steps.size()), step_ns);
 }
 
+// Puts the launches of a plan into the stream; with times, events around them.
+void DeviceSession::put(Plan &plan, uint8_t *const *inputs, uint8_t *const *outputs, const Call &call, bool timed) {
+    for (size_t i = events_.size(); timed && i <= plan.steps.size(); ++i) {
+        make_room(events_);
+        Event event = nullptr;
+        check(device_.driver, device_.driver.event_create(&event, 0), model_.name.c_str(), "making an event");
+        events_.push_back(event);
+    }
+    Launches &launches = *plan.launches;
+    launches.patch(plan, inputs, outputs, pointer_of(arena_.address()), scratch_.address());
+    // An early start means nothing on the NULL stream, and between events there is none.
+    if (plain_ || call.capturing_) launches.launch_plain(call.stream_, call.stream_ && !timed, timed ? events_.data() : nullptr);
+    else launches.launch_graph(call.stream_);
+}
+
+void DeviceSession::end_run(Stream stream) {
+    has_run_ = false;  // where recording fails, the stream is waited for instead
+    if (device_.driver.event_record(done_, stream) == result::OK) {
+        has_run_ = true;
+        last_stream_ = stream;
+    } else {
+        check(device_.driver, device_.driver.stream_synchronize(stream), model_.name.c_str(), "running the model");
+    }
+}
+
+void DeviceSession::fill(Stream stream, Address address, size_t bytes) {
+    if (!bytes) return;
+    check(device_.driver, device_.driver.memory_set_async(address, 0xff, bytes, stream), model_.name.c_str(),
+          "filling memory");
+}
+
 // What a kernel reads before one has written it is then no number, or a wild one.
 void DeviceSession::poison(Stream stream, const Outputs &outputs) {
-    const auto fill = [&](Address address, size_t bytes) {
-        if (!bytes) return;
-        check(device_.driver, device_.driver.memory_set_async(address, 0xff, bytes, stream), model_.name.c_str(),
-              "filling memory");
-    };
-    fill(arena_.address(), arena_.bytes());
-    fill(scratch_.address(), scratch_.bytes());
+    fill(stream, arena_.address(), arena_.bytes());
+    fill(stream, scratch_.address(), scratch_.bytes());
     for (uint32_t i = 0; i < model_.output_count(); ++i) {
         const bool in_place = std::find(input_addresses_.begin(), input_addresses_.end(), output_addresses_[i]) != input_addresses_.end();
-        if (!in_place) fill(address_of(output_addresses_[i]), outputs.bytes[i]);
+        if (!in_place) fill(stream, address_of(output_addresses_[i]), outputs.bytes[i]);
     }
 }
 
@@ -369,7 +393,7 @@ void DeviceSession::take_times(uint32_t count, uint64_t *step_ns) {
         float milliseconds = 0;
         check(device_.driver, device_.driver.event_elapsed(&milliseconds, events_[i], events_[i + 1]), model_.name.c_str(),
               "taking the time of a step");
-        step_ns[i] = static_cast<uint64_t>(static_cast<double>(milliseconds) * 1e6);
+        step_ns[i] += static_cast<uint64_t>(static_cast<double>(milliseconds) * 1e6);
     }
 }
 

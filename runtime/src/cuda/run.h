@@ -3,6 +3,7 @@
 
 #include "cuda/donations.h"
 #include "cuda/launches.h"
+#include "flow_memory.h"
 #include "guards.h"
 
 namespace aot::cuda {
@@ -34,7 +35,8 @@ public:
         DeviceSession &session_;
         const Current current_;
         Stream stream_ = nullptr;
-        bool all_host_ = true;
+        bool all_host_ = true;   // the inputs
+        bool on_host_ = true;    // outputs that nobody bound
         bool capturing_ = false;
         bool ordered_ = false;  // the stream waits for the session's last run
         int mode_ = kCaptureRelaxed;
@@ -49,6 +51,32 @@ public:
                       const aot_run_options &options, Outputs &out);
     // `step_ns`: where the session profiles, the time of each step.
     void run(Call &call, Plan &plan, const aot_tensor *const *inputs, const Outputs &outputs, uint64_t *step_ns);
+
+    // Where an output of the caller's, or a new one, lies.
+    uint8_t *bind_output(Call &call, uint32_t index, const int64_t *shape, size_t bytes, const aot_tensor *const *outputs,
+                         const aot_run_options &options);
+
+    // A run of a flow: blocks go into its stream, and what they read and write lies in `space()`.
+    class FlowRun {
+    public:
+        // `step_ns`: as in `run`.
+        FlowRun(DeviceSession &session, Call &call, const Plan &plan, const aot_tensor *const *inputs,
+                const aot_tensor *const *outputs, const aot_run_options &options, uint64_t *step_ns);
+        ~FlowRun();
+        FlowRun(const FlowRun &) = delete;
+        FlowRun &operator=(const FlowRun &) = delete;
+        // When all has been put into the stream, the outputs too. Waits where anything of the caller's is host memory:
+        // returns whether it did.
+        bool finish();
+
+    private:
+        DeviceSession &session_;
+        Call &call_;
+        const Driver &driver_;
+        bool any_host_ = false;
+        bool done_ = false;
+    };
+    Space &space() { return space_; }
 
     // Whether a run has the arrays of the last one, which were found to lie apart.
     bool is_repeated(const Plan &plan, const aot_tensor *const *inputs, const Outputs &outputs) const;
@@ -66,11 +94,33 @@ private:
         Block host;  // of an output that nobody bound
     };
 
+    // Device memory of tensors between blocks. Outside of a run it can only be given back.
+    class FlowSpace final : public Space {
+    public:
+        explicit FlowSpace(DeviceSession &session) : session_(session) {}
+        uint8_t *allocate(size_t bytes) override;
+        void release(uint8_t *data, size_t bytes) noexcept override;
+        void copy(uint8_t *to, const uint8_t *from, size_t bytes) override;
+        void copy_in(uint8_t *to, const uint8_t *host, size_t bytes) override;
+        void copy_out(uint8_t *host, const uint8_t *from, size_t bytes) override;
+        void wait() override;
+        void launch(Plan &plan, uint32_t first_step, uint8_t *const *inputs, uint8_t *const *outputs,
+                    const aot_run_options &options) override;
+
+    private:
+        DeviceSession &session_;
+    };
+
+    void put(Plan &plan, uint8_t *const *inputs, uint8_t *const *outputs, const Call &call, bool timed);
+    void choose_stream(Call &call, bool any_device);
+    void end_run(Stream stream);
+    void fill(Stream stream, Address address, size_t bytes);
     void check_pointer(const char *what, const char *name, const uint8_t *pointer, size_t bytes, Port &port);
     uint8_t *device_memory(DeviceBlock &block, size_t bytes, const char *name, const char *purpose);
     void wait_for_last_run();
     void order(Call &call);
     void claim_state(const Call &call, const Plan &plan, const Outputs &outputs);
+    void claim_donated(const Call &call, const Plan &plan);
     void poison(Stream stream, const Outputs &outputs);
     void take_times(uint32_t count, uint64_t *step_ns);
 
@@ -93,6 +143,9 @@ private:
     Event done_ = nullptr;  // the end of the last run
     Donations donations_;
     Vector<const uint8_t *> donated_;  // by the run in progress
+    FlowSpace space_{*this};
+    Call *flow_call_ = nullptr;      // of the flow in progress
+    uint64_t *flow_step_ns_ = nullptr;
     bool has_run_ = false;
     bool was_captured_ = false;
 };
