@@ -16,6 +16,7 @@ from aot.cli.common import (
     check_file,
     check_writable,
     common_options,
+    host_steps_text,
     note,
     precision_text,
     print_facts,
@@ -96,6 +97,9 @@ class SetType(click.ParamType[tuple[str, Any]]):
 )
 @click.option("--exact", is_flag=True, help="No reassociation, no fused multiply-add across ops.")
 @click.option(
+    "--no-host-steps", is_flag=True, help="Fail where a GPU has no kernel, instead of running that node on the CPU."
+)
+@click.option(
     "--weights", type=click.Choice(WEIGHTS), default="embedded", show_default=True, help="Where weights live."
 )
 @click.option("--strip-debug", is_flag=True, help="Leave IR text and kernel sources out.")
@@ -121,6 +125,7 @@ def command(
     precision: str,
     io_dtype: str,
     exact: bool,
+    no_host_steps: bool,
     weights: str,
     strip_debug: bool,
     dump_dir: Path | None,
@@ -148,6 +153,7 @@ def command(
         precision=precision,
         io_dtype=io_dtype,
         exact=exact,
+        host_steps=not no_host_steps,
         weights=weights,
         strip_debug=strip_debug,
         disable=disable,
@@ -221,6 +227,7 @@ def report_build(model: Path, path: Path, artifact: Any, external: str, explain:
             "build": figures,
             "seconds": seconds,
             "notes": report.notes,
+            "host_steps": meta.get("host_steps", []),
             "fusion_refusals": meta.get("fusion_refusals", []),
             "targets": [program.target for program in artifact.programs],
         }
@@ -252,6 +259,8 @@ def build_facts(model: Path, path: Path, artifact: Any, external: str) -> list[t
     over = "equal to the lower bound" if peak == bound else f"lower bound {bytes_text(bound)}"
     facts.append(("memory", f"{bytes_text(peak)} at the peak, {over}" + _aside(str(build.get("planner", "")))))
     facts.append(("weights", bytes_text(build.get("weights_bytes", 0))))
+    if meta.get("host_steps"):
+        facts.append(("host steps", host_steps_text(meta["host_steps"])))
     if meta.get("operators"):
         facts.append(("custom", operators_text(meta["operators"])))
     refusals = len(meta.get("fusion_refusals", []))

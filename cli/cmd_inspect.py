@@ -15,6 +15,7 @@ from aot.cli.common import (
     bytes_text,
     check_writable,
     common_options,
+    host_steps_text,
     plain,
     precision_text,
     print_facts,
@@ -120,6 +121,8 @@ def overview(path: Path, artifact: Any) -> list[tuple[str, str]]:
     facts.append(("built by", f"aotc {meta.get('aotc', '?')}"))
     facts.append(("source", "\n".join(_source_lines(source)) or "unknown"))
     facts.append(("options", ", ".join(f"{name}={_short(value)}" for name, value in meta.get("options", {}).items())))
+    if meta.get("host_steps"):
+        facts.append(("host steps", host_steps_text(meta["host_steps"])))
     if meta.get("operators"):
         facts.append(("custom operators", operators_text(meta["operators"])))
     facts.append(("tools", ", ".join(f"{name} {version}" for name, version in meta.get("tools", {}).items())))
@@ -242,6 +245,9 @@ def overview_json(path: Path, artifact: Any) -> dict[str, Any]:
                 "inputs": _ports(program.inputs),
                 "outputs": _ports(program.outputs),
                 "state": state_json(program),
+                "host_steps": [
+                    {"block": s.block, "node": ", ".join(s.locs), "op": s.op, "why": s.why} for s in program.host_steps
+                ],
             }
             for program in artifact.programs
         ],

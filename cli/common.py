@@ -189,6 +189,11 @@ def precision_text(meta: Mapping[str, Any], target: str) -> str:
     return "" if precision == "fp32" else f" in {precision}"
 
 
+def host_steps_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What GPUs leave to the CPU, as the artifact's meta section lists it: a line for a node and target."""
+    return "\n".join(f"{row['node']}: {row['op']} on {row['target']} ({row['why']})" for row in rows)
+
+
 def seconds_text(seconds: float) -> str:
     """A duration for people, to two or three digits."""
     if seconds < 1e-3:

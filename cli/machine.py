@@ -73,10 +73,11 @@ def selection(programs: Sequence[Program], machine: Machine | None) -> list[dict
 
     ranks = []
     for program in programs:
-        if program.target.startswith("cuda:") and program.flow is not None:
-            ranks.append((0, "control flow and sizes from data do not run on a GPU"))
-        else:
-            ranks.append(target_rank(program.target, program.driver, machine))
+        rank, reason = target_rank(program.target, program.driver, machine)
+        others = dict.fromkeys(part.target for part in program.parts if rank and part.target != program.target)
+        for problem in (target_rank(target, 0, machine)[1] for target in others):
+            rank, reason = (0, f"its host steps do not run: {problem}") if problem else (rank, reason)
+        ranks.append((rank, reason))
     best = max((rank for rank, _ in ranks), default=0)
     chosen = next((p.target for p, (rank, _) in zip(programs, ranks, strict=True) if rank and rank == best), None)
     return [

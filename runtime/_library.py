@@ -89,6 +89,8 @@ class ProgramInfo(ctypes.Structure):
         ("step_count", _U32),
         ("code_bytes", _U64),
         ("reason", _TEXT),
+        ("host_step_count", _U32),
+        ("reserved", _U32),
     )
 
 
@@ -166,6 +168,11 @@ class RunOptions(ctypes.Structure):
     )
 
 
+AllocateOutput = ctypes.CFUNCTYPE(_POINTER, _POINTER, _U32, ctypes.POINTER(Tensor), ctypes.c_size_t)
+"""The type of allocate_output of aot_run_options."""
+HOST_OUTPUTS, DEVICE_OUTPUTS = 1, 2  # AOT_RUN_...
+
+
 class MachineInfo(ctypes.Structure):
     """aot_machine"""
 
@@ -222,6 +229,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "aot_session_reserve": (_I32, (_POINTER, _POINTER, _U32, _POINTER)),
     "aot_session_output": (_I32, (_POINTER, _U32, _POINTER)),
     "aot_session_arena_bytes": (_U64, (_POINTER,)),
+    "aot_session_host_steps": (_U64, (_POINTER,)),
     "aot_session_memory_bytes": (_U64, (_POINTER,)),
     "aot_session_thread_count": (_U32, (_POINTER,)),
     "aot_session_profile": (_U32, (_POINTER, _POINTER, _U32, _POINTER)),

@@ -70,7 +70,7 @@ class ProgramSpec(NamedTuple):
 
     `planner`: the method that placed its buffers. `supported`: this CPU, or the first GPU, runs its code. `selected`:
     this process runs it, and otherwise `reason` says why not. `kernels` are distinct functions, `steps` are launches
-    in a run.
+    in a run. `host_steps`: nodes that it runs on the CPU while the others run on a GPU.
     """
 
     target: str
@@ -82,6 +82,7 @@ class ProgramSpec(NamedTuple):
     steps: int
     code_bytes: int
     reason: str = ""
+    host_steps: int = 0
 
 
 class Model:
@@ -285,6 +286,7 @@ class Model:
                     p.step_count,
                     p.code_bytes,
                     p.reason.decode(),
+                    p.host_step_count,
                 )
             )
         return tuple(found)
@@ -313,6 +315,11 @@ class Model:
     def memory_bytes(self) -> int:
         """Bytes that runs left behind for later ones: arenas, scratch memory, plans."""
         return sum(int(self._lib.aot_session_memory_bytes(session)) for session in list(self._idle))
+
+    @property
+    def host_steps(self) -> int:
+        """How often runs so far left the GPU for CPU code, of nodes that it has no kernel for."""
+        return sum(int(self._lib.aot_session_host_steps(session)) for session in list(self._idle))
 
     @property
     def thread_count(self) -> int:
@@ -565,6 +572,12 @@ class Model:
         if address:
             options = options if options is not None else native.info(native.RunOptions)
             options.stream = address
+        late: list[tuple[int, Any]] = []
+        if self.device is not None and None in views:
+            options = options if options is not None else native.info(native.RunOptions)
+            options.flags = native.DEVICE_OUTPUTS if on_device else native.HOST_OUTPUTS
+            allocate = native.AllocateOutput(self._allocate_in(late, address)) if on_device else None
+            options.allocate_output = ctypes.cast(allocate, ctypes.c_void_p) if allocate else None
         status = self._lib.aot_session_run(
             session,
             inputs,
@@ -576,12 +589,30 @@ class Model:
         )
         if status:
             raise native.exception(status, error)
+        for index, tensor in late:
+            results[index] = tensor
         for index, view in enumerate(views):
             if (view is None or not view.has_memory) and not on_device:
                 results[index] = self._found(session, index, results[index], view)
         if not self._has_asked_for_caller:
             self._caller = self._make_caller()
         return results
+
+    def _allocate_in(self, made: list[tuple[int, Any]], stream: int) -> Any:
+        """What gives outputs on the device their memory once their shapes are known; appends (index, tensor)."""
+        from aot.runtime._device import DeviceTensor
+
+        def allocate(user: Any, index: int, tensor: Any, size_bytes: int) -> int | None:
+            described = tensor.contents
+            try:
+                memory = self.device_pool().take(size_bytes, stream)
+            except RunError:  # the library says that memory is short
+                return None
+            shape = tuple(described.shape[axis] for axis in range(described.rank))
+            made.append((index, DeviceTensor(memory, shape, self.outputs[index].dtype, self.device or 0)))
+            return int(memory.address)
+
+        return allocate
 
     def _found(self, session: int, index: int, given: Any, view: _tensors.View | None) -> Any:
         """A copy of an output that the session holds, in the array that was given for it, or in a new one."""

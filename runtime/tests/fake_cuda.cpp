@@ -5,328 +5,11 @@
 // A kernel's image is the text "FAKE <capability> <symbols>", or, as PTX, ".version <number> .target sm_<capability> <symbols>",
 // of which a driver of CUDA 12.n knows the versions to 8.n and one of 13.n those to 9.n. Symbols begin with what they do:
 // k_add(a, b, out, n) in f32, k_addscratch the same with scratch memory, k_copy(from, to, bytes with 64 bits).
+// Or it is "FAKELIB <capability> <functions>", a line "<symbol> <inputs> <outputs> <dims>" for each, and a shared object
+// whose functions the CPU backend made (aot_kernel_args): so models run whose kernels are made for tests.
 #include "fake_cuda.h"
 
-#include <cstdarg>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <map>
-#include <mutex>
-#include <set>
-#include <string>
-#include <vector>
-
-#include "cuda/driver.h"
-
-using namespace aot::cuda;
-
-namespace {
-
-// How far the work of each stream is known to be done. Stream 0 is the default one, which waits for the others.
-using Knowledge = std::map<const void *, long>;
-
-void learn(Knowledge &to, const Knowledge &from) {
-    for (const auto &[stream, step] : from) to[stream] = std::max(to[stream], step);
-}
-
-struct Access {
-    const void *stream;
-    long step;
-};
-
-struct Piece {
-    size_t bytes;
-    int device;
-    std::vector<Access> reads;
-    Access write{nullptr, 0};
-};
-
-struct FakeStream {
-    bool blocking = true;
-    int device = 0;
-    long step = 0;
-    Knowledge knows;
-    std::vector<struct FakeNode *> captured;
-    bool capturing = false;
-};
-
-struct FakeNode {
-    KernelNode kernel;
-    std::vector<std::vector<uint8_t>> values;  // of the parameters
-    std::vector<FakeNode *> before;
-};
-
-struct FakeModule {
-    int device;
-    std::set<std::string> symbols;
-};
-
-struct FakeFunction {
-    FakeModule *module;
-    std::string symbol;
-    int shared_limit = 48 << 10;
-};
-
-struct FakeGraph {
-    std::vector<FakeNode *> nodes;
-};
-
-struct FakeContext {
-    int device = 0;
-    int holders = 0;
-};
-
-struct World {
-    std::mutex mutex;
-    int devices = 1, capability = 90, version = 13000;
-    size_t limit = size_t{1} << 30, used = 0;
-    long calls = 0, fail_after = -1;
-    int fail_code = 0, sticky = 0;
-    bool context_failed = false;  // then there may be no current one where there should be
-    std::string misuse, misuse_read;
-    std::map<std::string, long> counts;
-    FakeContext contexts[8];
-    std::map<Address, Piece> pieces;
-    std::set<FakeStream *> streams;
-    std::vector<FakeStream *> ended;  // what is known of them stays true
-    FakeStream null_stream;
-    std::map<void *, Knowledge> events;
-    std::set<FakeModule *> modules;
-    std::vector<FakeFunction *> functions;
-    std::set<FakeGraph *> graphs, executables;
-    Knowledge host;
-};
-
-World &world() {
-    static World *const made = new World;
-    return *made;
-}
-
-thread_local std::vector<FakeContext *> stack;
-thread_local int capture_mode = 0;
-
-void wrong(const char *format, ...) {
-    char text[300];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    if (world().misuse.empty()) world().misuse = text;
-}
-
-// Counts a call; the code that it must fail with, or 0.
-Result call(const char *name) {
-    World &w = world();
-    const long number = w.calls++;
-    const bool failing = w.sticky || (w.fail_after >= 0 && number == w.fail_after);
-    if (failing && strncmp(name, "cuCtx", 5) == 0) w.context_failed = true;
-    if (w.sticky) return w.sticky;
-    if (w.fail_after < 0 || number != w.fail_after) return 0;
-    if (w.fail_code >= 700 && w.fail_code < 800) w.sticky = w.fail_code;
-    return w.fail_code;
-}
-
-#define ENTER(name)                                      \
-    std::lock_guard<std::mutex> lock_(world().mutex);    \
-    World &w = world();                                  \
-    (void)w;                                             \
-    const Result failing = call(name)
-#define BEGIN(name) \
-    ENTER(name);    \
-    if (failing) return failing
-
-FakeContext *current() {
-    if (stack.empty()) {
-        if (!world().context_failed) wrong("a call without a current context");
-        return nullptr;
-    }
-    if (!stack.back()->holders) wrong("a call in a context that was released");
-    return stack.back();
-}
-
-FakeStream *stream_of(Stream handle) {
-    World &w = world();
-    if (!handle || reinterpret_cast<uintptr_t>(handle) <= 2) return &w.null_stream;
-    FakeStream *found = reinterpret_cast<FakeStream *>(handle);
-    if (w.streams.count(found)) return found;
-    wrong("a stream that does not live");
-    return nullptr;
-}
-
-// The stream takes up another piece of work, which knows what the host and the default stream know.
-void step(FakeStream *stream) {
-    World &w = world();
-    learn(stream->knows, w.host);
-    if (stream == &w.null_stream) {
-        for (FakeStream *other : w.streams) {
-            if (other->blocking) learn(stream->knows, other->knows);
-        }
-    } else if (stream->blocking) {
-        learn(stream->knows, w.null_stream.knows);
-    }
-    stream->knows[stream] = ++stream->step;
-}
-
-bool known(FakeStream *stream, const Access &access) {
-    if (!access.step || access.stream == stream) return true;
-    auto found = stream->knows.find(access.stream);
-    return found != stream->knows.end() && found->second >= access.step;
-}
-
-Piece *piece_of(Address address, size_t bytes, const char *what) {
-    World &w = world();
-    auto above = w.pieces.upper_bound(address);
-    if (above != w.pieces.begin()) {
-        --above;
-        if (address >= above->first && address + bytes <= above->first + above->second.bytes) return &above->second;
-    }
-    if (bytes) wrong("%s outside of device memory: %zu bytes at %llx", what, bytes, address);
-    return nullptr;
-}
-
-void touch(FakeStream *stream, Address address, size_t bytes, bool writes, const char *what) {
-    Piece *piece = bytes ? piece_of(address, bytes, what) : nullptr;
-    if (!piece) return;
-    if (!known(stream, piece->write)) wrong("%s: not ordered behind a write on another stream", what);
-    for (const Access &read : piece->reads) {
-        if (writes && !known(stream, read)) wrong("%s: not ordered behind a read on another stream", what);
-    }
-    if (writes) piece->write = {stream, stream->step}, piece->reads.clear();
-    else piece->reads.push_back({stream, stream->step});
-    if (piece->reads.size() > 64) piece->reads.erase(piece->reads.begin());
-}
-
-FakeFunction *function_of(Function handle) {
-    FakeFunction *found = reinterpret_cast<FakeFunction *>(handle);
-    for (FakeFunction *each : world().functions) {
-        if (each == found && world().modules.count(each->module)) return found;
-    }
-    wrong("a kernel whose module does not live");
-    return nullptr;
-}
-
-struct Range {
-    Address address;
-    size_t bytes;
-    bool writes;
-};
-
-template <class T> T value_of(const FakeNode &node, size_t index) {
-    T value{};
-    if (index < node.values.size()) memcpy(&value, node.values[index].data(), sizeof value);
-    return value;
-}
-
-size_t argument_count(const std::string &symbol) { return symbol.compare(0, 6, "k_copy") == 0 ? 5 : 6; }
-
-void take_values(FakeNode &node, const std::string &symbol) {
-    node.values.clear();
-    const bool copy = argument_count(symbol) == 5;
-    for (size_t i = 0; i < argument_count(symbol); ++i) {
-        const size_t bytes = !copy && i == 3 ? 4 : 8;
-        const uint8_t *from = static_cast<const uint8_t *>(node.kernel.parameters[i]);
-        node.values.emplace_back(from, from + bytes);
-    }
-}
-
-std::vector<Range> ranges_of(const FakeNode &node, const FakeFunction &function) {
-    if (argument_count(function.symbol) == 5) {
-        const size_t bytes = static_cast<size_t>(value_of<int64_t>(node, 2));
-        return {{value_of<Address>(node, 0), bytes, false}, {value_of<Address>(node, 1), bytes, true}};
-    }
-    const size_t bytes = 4 * static_cast<size_t>(value_of<int32_t>(node, 3));
-    std::vector<Range> ranges{{value_of<Address>(node, 0), bytes, false},
-                              {value_of<Address>(node, 1), bytes, false},
-                              {value_of<Address>(node, 2), bytes, true}};
-    if (function.symbol.compare(0, 12, "k_addscratch") == 0) {
-        ranges.push_back({value_of<Address>(node, 4), size_t{128} * node.kernel.grid[0], true});
-    } else if (value_of<Address>(node, 4)) {
-        wrong("scratch memory for a kernel without");
-    }
-    if (value_of<Address>(node, 5)) wrong("profile scratch");
-    return ranges;
-}
-
-bool check_kernel(const FakeNode &node, FakeFunction *function) {
-    const KernelNode &k = node.kernel;
-    if (!function) return false;
-    if (!k.grid[0] || !k.grid[1] || !k.grid[2]) wrong("a grid without blocks");
-    if (k.block[0] != 128 || k.block[1] != 1 || k.block[2] != 1) wrong("%u threads instead of 128", k.block[0]);
-    if (k.shared_bytes > static_cast<unsigned>(function->shared_limit)) wrong("more shared memory than was asked for");
-    return true;
-}
-
-void execute(const FakeNode &node, FakeStream *stream) {
-    FakeFunction *function = function_of(node.kernel.function);
-    if (!check_kernel(node, function)) return;
-    ++world().counts["launch"];
-    bool inside = true;
-    for (const Range &range : ranges_of(node, *function)) {
-        if (range.bytes && !piece_of(range.address, range.bytes, function->symbol.c_str())) inside = false;
-        touch(stream, range.address, range.bytes, range.writes, function->symbol.c_str());
-    }
-    if (!inside) return;
-    if (argument_count(function->symbol) == 5) {
-        memmove(reinterpret_cast<void *>(value_of<Address>(node, 1)), reinterpret_cast<void *>(value_of<Address>(node, 0)),
-                static_cast<size_t>(value_of<int64_t>(node, 2)));
-        return;
-    }
-    const float *a = reinterpret_cast<float *>(value_of<Address>(node, 0)), *b = reinterpret_cast<float *>(value_of<Address>(node, 1));
-    float *out = reinterpret_cast<float *>(value_of<Address>(node, 2));
-    for (int32_t i = 0; i < value_of<int32_t>(node, 3); ++i) out[i] = a[i] + b[i];
-}
-
-bool overlap(const Range &a, const Range &b) {
-    return (a.writes || b.writes) && a.address < b.address + b.bytes && b.address < a.address + a.bytes;
-}
-
-// Nodes that are not ordered by edges must not touch the same bytes, unless both read.
-void check_order(const FakeGraph &graph) {
-    std::map<const FakeNode *, std::set<const FakeNode *>> behind;
-    for (const FakeNode *node : graph.nodes) {
-        for (const FakeNode *before : node->before) {
-            behind[node].insert(before);
-            behind[node].insert(behind[before].begin(), behind[before].end());
-        }
-    }
-    for (size_t i = 0; i < graph.nodes.size(); ++i) {
-        for (size_t j = 0; j < i; ++j) {
-            if (behind[graph.nodes[i]].count(graph.nodes[j])) continue;
-            const FakeFunction *first = function_of(graph.nodes[i]->kernel.function), *second = function_of(graph.nodes[j]->kernel.function);
-            if (!first || !second) continue;
-            for (const Range &a : ranges_of(*graph.nodes[i], *first)) {
-                for (const Range &b : ranges_of(*graph.nodes[j], *second)) {
-                    if (overlap(a, b)) wrong("kernels %s and %s are not ordered and overlap", first->symbol.c_str(), second->symbol.c_str());
-                }
-            }
-        }
-    }
-}
-
-void drop(FakeGraph *graph) {
-    for (FakeNode *node : graph->nodes) delete node;
-    delete graph;
-}
-
-void copy(FakeStream *stream, void *to, const void *from, size_t bytes, bool to_device, bool from_device) {
-    if (!stream) return;
-    step(stream);
-    if (to_device) touch(stream, reinterpret_cast<Address>(to), bytes, true, "a copy");
-    if (from_device) touch(stream, reinterpret_cast<Address>(from), bytes, false, "a copy");
-    if (to_device && !piece_of(reinterpret_cast<Address>(to), bytes, "a copy")) return;
-    if (from_device && !piece_of(reinterpret_cast<Address>(from), bytes, "a copy")) return;
-    memmove(to, from, bytes);
-}
-
-bool is_device(const void *pointer) {
-    auto above = world().pieces.upper_bound(reinterpret_cast<Address>(pointer));
-    if (above == world().pieces.begin()) return false;
-    --above;
-    return reinterpret_cast<Address>(pointer) < above->first + above->second.bytes;
-}
-
-}  // namespace
+#include "fake_world.h"
 
 extern "C" {
 
@@ -455,7 +138,7 @@ Result cuModuleLoadDataEx(Module *module, const void *image, unsigned count, con
     BEGIN("cuModuleLoadDataEx");
     const char *text = static_cast<const char *>(image);
     if (reinterpret_cast<uintptr_t>(image) % 16) wrong("a misaligned image");
-    int capability = 0, used = 0, major = 0, minor = 0;
+    int capability = 0, used = 0, major = 0, minor = 0, functions = 0;
     auto log = [&](const char *format, int first, int second) {
         for (unsigned i = 0; i + 1 < count; ++i) {
             if (options[i] != kJitErrorLog || options[i + 1] != kJitErrorLogBytes) continue;
@@ -468,7 +151,8 @@ Result cuModuleLoadDataEx(Module *module, const void *image, unsigned count, con
         }
         if (capability > w.capability) return log("SM version sm_%d is above sm_%d", capability, w.capability), result::INVALID_PTX;
         ++w.counts["jit"];
-    } else if (sscanf(text, "FAKE %d %n", &capability, &used) != 1) {
+    } else if (sscanf(text, "FAKELIB %d %d%n", &capability, &functions, &used) != 2 &&
+               sscanf(text, "FAKE %d %n", &capability, &used) != 1) {
         return log("not an image", 0, 0), result::INVALID_IMAGE;
     } else if (capability / 10 != w.capability / 10 || capability > w.capability) {
         return result::NO_BINARY_FOR_GPU;
@@ -476,7 +160,14 @@ Result cuModuleLoadDataEx(Module *module, const void *image, unsigned count, con
     FakeContext *context = current();
     FakeModule *made = new FakeModule{context ? context->device : 0, {}};
     char symbol[64];
-    for (const char *at = text + used; sscanf(at, "%63s %n", symbol, &used) == 1; at += used) made->symbols.insert(symbol);
+    if (functions) {
+        if (!load_library(made, text + used + 1, functions)) {
+            delete made;
+            return log("no library", 0, 0), result::INVALID_IMAGE;
+        }
+    } else {
+        for (const char *at = text + used; sscanf(at, "%63s %n", symbol, &used) == 1; at += used) made->symbols.insert(symbol);
+    }
     w.modules.insert(made);
     *module = reinterpret_cast<Module>(made);
     return 0;
@@ -491,6 +182,7 @@ Result cuModuleUnload(Module module) {
         delete w.functions[i];
         w.functions.erase(w.functions.begin() + static_cast<long>(i));
     }
+    if (found->library) dlclose(found->library);
     delete found;
     return failing;
 }
@@ -500,6 +192,7 @@ Result cuModuleGetFunction(Function *function, Module module, const char *name) 
     if (!w.modules.count(found)) return wrong("a module that does not live"), result::INVALID_VALUE;
     if (!found->symbols.count(name)) return 500;
     w.functions.push_back(new FakeFunction{found, name});
+    if (found->host.count(name)) w.functions.back()->host = found->host[name];
     *function = reinterpret_cast<Function>(w.functions.back());
     return 0;
 }
@@ -720,7 +413,7 @@ Result cuLaunchKernelEx(const LaunchConfig *config, Function function, void **pa
     memcpy(node->kernel.block, config->block, sizeof config->block);
     node->kernel.shared_bytes = config->shared_bytes;
     node->kernel.parameters = parameters;
-    take_values(*node, found->symbol);
+    take_values(*node, *found);
     if (config->attribute_count) ++w.counts["early"];
     if (stream->capturing) {
         ++w.counts["captured"];
@@ -753,7 +446,7 @@ Result cuGraphAddKernelNode_v2(Node *node, Graph graph, const Node *before, size
     FakeFunction *function = function_of(kernel->function);
     if (!w.graphs.count(found) || !function) return wrong("a graph or kernel that does not live"), result::INVALID_VALUE;
     FakeNode *made = new FakeNode{*kernel, {}, {}};
-    take_values(*made, function->symbol);
+    take_values(*made, *function);
     for (size_t i = 0; i < count; ++i) made->before.push_back(reinterpret_cast<FakeNode *>(before[i]));
     found->nodes.push_back(made);
     *node = reinterpret_cast<Node>(made);
@@ -800,7 +493,7 @@ Result cuGraphExecKernelNodeSetParams_v2(Executable executable, Node node, const
         ++w.counts["set"];
         each->kernel = *kernel;
         each->kernel.extra = reinterpret_cast<void **>(node);
-        take_values(*each, function_of(kernel->function)->symbol);
+        take_values(*each, *function_of(kernel->function));
         return 0;
     }
     return wrong("a node of another graph"), result::INVALID_VALUE;
