@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -23,3 +27,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take longest first, so that no worker begins one when the others are about to end."""
     rank = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], len(LONGEST)))
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The simulated driver in this process, without a GPU."""
+    if any("libcuda.so" in line for line in Path("/proc/self/maps").read_text().splitlines()):
+        pytest.skip("a driver is loaded already")
+    from tests import simulated  # not above: it imports backends
+
+    fake = simulated.load_driver(tmp_path_factory.mktemp("driver"))
+    fake.fake_machine(0, 90, 13000, simulated.DEVICE_BYTES)
+    return fake
+
+
+@pytest.fixture
+def fake(library: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
+    """One GPU; afterwards nothing may be left of what a test made there, and nothing may have been misused."""
+    from tests.simulated import DEVICE_BYTES
+
+    library.fake_machine(1, 90, 13000, DEVICE_BYTES)
+    library.fake_fail(0, 0)
+    yield library
+    library.fake_fail(0, 0)
+    gc.collect()
+    misuse, live = library.fake_misuse(), library.fake_live()
+    library.fake_machine(0, 90, 13000, DEVICE_BYTES)
+    assert misuse == b""
+    assert live == 0

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <dlfcn.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdarg>
@@ -240,7 +239,7 @@ void take_values(FakeNode &node, const FakeFunction &function) {
     }
 }
 
-// Of a function of a shared object, all that lies behind a pointer in its piece of memory.
+// Of a function of a shared object, all that lies behind a pointer in its piece of memory; NULL is for nothing.
 std::vector<Range> ranges_of(const FakeNode &node, const FakeFunction &function) {
     if (function.host.code) {
         std::vector<Range> ranges;
@@ -248,7 +247,7 @@ std::vector<Range> ranges_of(const FakeNode &node, const FakeFunction &function)
             const Address address = value_of<Address>(node, i);
             auto above = world().pieces.upper_bound(address);
             const bool inside = above != world().pieces.begin() && address < std::prev(above)->first + std::prev(above)->second.bytes;
-            const size_t bytes = inside ? std::prev(above)->first + std::prev(above)->second.bytes - address : 1;
+            const size_t bytes = inside ? std::prev(above)->first + std::prev(above)->second.bytes - address : address ? 1 : 0;
             ranges.push_back({address, bytes, i >= function.host.inputs});
         }
         return ranges;
@@ -366,11 +365,12 @@ bool load_library(FakeModule *module, const char *text, int functions) {
     size_t bytes = 0;
     int used = 0;
     if (sscanf(text, "%zu%n", &bytes, &used) != 1) return false;
-    const int file = memfd_create("fake", 0);
+    char path[] = "/tmp/fake_cuda_XXXXXX";  // dlopen knows files by their names, so each needs one of its own
+    const int file = mkstemp(path);
     const bool written = write(file, text + used + 1, bytes) == static_cast<ssize_t>(bytes);
-    const std::string path = "/proc/self/fd/" + std::to_string(file);
-    module->library = written ? dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
     close(file);
+    module->library = written ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
+    unlink(path);
     for (auto &[symbol, function] : module->host) {
         void *const code = module->library ? dlsym(module->library, symbol.c_str()) : nullptr;
         if (!code) return false;

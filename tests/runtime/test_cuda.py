@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,40 +21,9 @@ from aot.ir import Array, TensorType
 from aot.program import Guard, GuardKind, Port, Program
 from aot.runtime import Machine, _device, _tensors, target_rank, this_machine
 from tests.runtime import cuda_programs, handmade
+from tests.simulated import DEVICE_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
-DEVICE_BYTES = 1 << 30
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
-    """The simulated driver in this process: whoever loads libcuda.so.1 by that name gets it."""
-    if any("libcuda.so" in line for line in Path("/proc/self/maps").read_text().splitlines()):
-        pytest.skip("a driver is loaded already")
-    path = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
-    source = ROOT / "runtime/tests/fake_cuda.cpp"
-    includes = [f"-I{ROOT / 'runtime/src'}", f"-I{ROOT / 'runtime/include'}"]
-    flags = ["-std=c++17", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run(["g++", *flags, *includes, "-o", path, source], check=True)
-    fake = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
-    fake.fake_machine.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_size_t)
-    fake.fake_misuse.restype = ctypes.c_char_p
-    fake.fake_live.restype = fake.fake_calls.restype = fake.fake_count.restype = ctypes.c_long
-    fake.fake_fail.argtypes = (ctypes.c_long, ctypes.c_int)
-    yield fake
-    fake.fake_machine(0, 90, 13000, DEVICE_BYTES)
-
-
-@pytest.fixture
-def fake(library: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
-    """One GPU; afterwards nothing may be left of what a test made there, and nothing may have been misused."""
-    library.fake_machine(1, 90, 13000, DEVICE_BYTES)
-    library.fake_fail(0, 0)
-    yield library
-    library.fake_fail(0, 0)
-    gc.collect()
-    assert library.fake_misuse() == b""
-    assert library.fake_live() == 0
 
 
 def count(fake: ctypes.CDLL, what: str) -> int:
