@@ -153,6 +153,11 @@ class SessionOptions(ctypes.Structure):
     )
 
 
+AllocateOutput = ctypes.CFUNCTYPE(_POINTER, _POINTER, _U32, ctypes.POINTER(Tensor), ctypes.c_size_t)
+"""The type of allocate_output of aot_run_options."""
+HOST_OUTPUTS, DEVICE_OUTPUTS = 1, 2  # AOT_RUN_...
+
+
 class RunOptions(ctypes.Structure):
     """aot_run_options"""
 
@@ -160,17 +165,12 @@ class RunOptions(ctypes.Structure):
         ("struct_size", ctypes.c_size_t),
         ("cancel", _POINTER),
         ("deadline_ns", _U64),
-        ("allocate_output", _POINTER),
+        ("allocate_output", AllocateOutput),
         ("user", _POINTER),
         ("stream", _POINTER),
         ("flags", _U32),
         ("reserved", _U32),
     )
-
-
-AllocateOutput = ctypes.CFUNCTYPE(_POINTER, _POINTER, _U32, ctypes.POINTER(Tensor), ctypes.c_size_t)
-"""The type of allocate_output of aot_run_options."""
-HOST_OUTPUTS, DEVICE_OUTPUTS = 1, 2  # AOT_RUN_...
 
 
 class MachineInfo(ctypes.Structure):

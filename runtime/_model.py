@@ -576,8 +576,8 @@ class Model:
         if self.device is not None and None in views:
             options = options if options is not None else native.info(native.RunOptions)
             options.flags = native.DEVICE_OUTPUTS if on_device else native.HOST_OUTPUTS
-            allocate = native.AllocateOutput(self._allocate_in(late, address)) if on_device else None
-            options.allocate_output = ctypes.cast(allocate, ctypes.c_void_p) if allocate else None
+            if on_device:
+                options.allocate_output = native.AllocateOutput(self._allocate_in(late, address))
         status = self._lib.aot_session_run(
             session,
             inputs,

@@ -28,7 +28,8 @@ void FlowMemory::begin() {
     forget();
 }
 
-// The smallest free storage that is large enough, or else the largest free one, or a new one.
+// The smallest free storage that is large enough, or else the largest free one, or a new one. Of equals on the host, one
+// that has been on the device before; of those on the device, one that has not been on the host.
 int32_t FlowMemory::free_one(Place place, size_t capacity) {
     if (busy_ > kMostBusy) wait();
     size_t best = storages_.size();
@@ -38,9 +39,11 @@ int32_t FlowMemory::free_one(Place place, size_t capacity) {
             best = i;
             continue;
         }
-        const size_t one = storages_[i].copies[place].capacity, other = storages_[best].copies[place].capacity;
-        const bool fits = one >= capacity, other_fits = other >= capacity;
-        if (fits != other_fits ? fits : fits ? one < other : one > other) best = i;
+        const Copy *const one = storages_[i].copies, *const other = storages_[best].copies;
+        const bool fits = one[place].capacity >= capacity, other_fits = other[place].capacity >= capacity;
+        const bool is_smaller = one[place].capacity != other[place].capacity ? one[place].capacity < other[place].capacity
+                                : one[kDevice].capacity > other[kDevice].capacity || one[kHost].capacity < other[kHost].capacity;
+        if (fits != other_fits ? fits : is_smaller == fits) best = i;
     }
     if (best == storages_.size()) storages_.push_back(Storage{});
     Storage &storage = storages_[best];

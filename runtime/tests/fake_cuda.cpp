@@ -268,6 +268,7 @@ Result cuMemcpyHtoDAsync_v2(Address to, const void *from, size_t bytes, Stream s
 Result cuMemcpyDtoHAsync_v2(void *to, Address from, size_t bytes, Stream stream) {
     BEGIN("cuMemcpyDtoHAsync");
     current();
+    w.counts["copy_out"] += static_cast<long>(bytes);
     copy(stream_of(stream), to, reinterpret_cast<void *>(from), bytes, false, true);
     return 0;
 }
@@ -321,6 +322,7 @@ Result cuStreamDestroy_v2(Stream stream) {
 }
 Result cuStreamSynchronize(Stream stream) {
     BEGIN("cuStreamSynchronize");
+    ++w.counts["wait"];
     FakeStream *found = stream_of(stream);
     if (found && found->capturing) return result::CAPTURE_FIRST;
     if (found) step(found), learn(w.host, found->knows);

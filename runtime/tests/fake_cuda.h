@@ -22,7 +22,8 @@ size_t fake_bytes(void);
 /* What the driver's user did wrong: the first such thing, or empty. Reading it forgets it. */
 const char *fake_misuse(void);
 /* How often something happened: "launch" (kernels, in graphs too), "graph_launch", "set" (patched nodes),
- * "instantiate", "early" (edges and launches that start early), "copy_in" (bytes), "set_bytes" (filled),
+ * "instantiate", "early" (edges and launches that start early), "copy_in" and "copy_out" (bytes), "set_bytes" (filled),
+ * "wait" (for a stream),
  * "captured" (kernels), "jit" (texts compiled). */
 long fake_count(const char *what);
 

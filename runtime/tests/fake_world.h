@@ -239,15 +239,15 @@ void take_values(FakeNode &node, const FakeFunction &function) {
     }
 }
 
-// Of a function of a shared object, all that lies behind a pointer in its piece of memory; NULL is for nothing.
+// Of a function of a shared object, all that lies behind a pointer in its piece of memory; NULL, or its end, is for nothing.
 std::vector<Range> ranges_of(const FakeNode &node, const FakeFunction &function) {
     if (function.host.code) {
         std::vector<Range> ranges;
         for (size_t i = 0; i < function.host.inputs + function.host.outputs; ++i) {
             const Address address = value_of<Address>(node, i);
             auto above = world().pieces.upper_bound(address);
-            const bool inside = above != world().pieces.begin() && address < std::prev(above)->first + std::prev(above)->second.bytes;
-            const size_t bytes = inside ? std::prev(above)->first + std::prev(above)->second.bytes - address : address ? 1 : 0;
+            const Address end = above == world().pieces.begin() ? 0 : std::prev(above)->first + std::prev(above)->second.bytes;
+            const size_t bytes = !address ? 0 : address <= end ? end - address : 1;
             ranges.push_back({address, bytes, i >= function.host.inputs});
         }
         return ranges;
