@@ -55,7 +55,7 @@ def place_host_steps(
     if not wanted:
         return Placed(graph, chart, tuple(blocks))
     if not allowed:
-        lines = [f"  {node.op}: {node.where} ({_why(node.op, backend)})" for node in wanted]
+        lines = [f"  {node.op}: {', '.join(node.locs)} ({_why(node.op, backend)})" for node in wanted]
         raise UnsupportedError(
             "\n".join((f"these would be host steps on {target.name}, which --no-host-steps forbids:", *lines)),
             hint="Allow host steps, or build for the CPU: --target cpu.",

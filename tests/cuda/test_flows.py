@@ -7,71 +7,28 @@ handles live, and that nothing is left.
 from __future__ import annotations
 
 import ctypes
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
-import onnx
 import pytest
 
-import aot
-from aot.artifacts import Artifact
+from aot.builder import Builder
 from aot.cli.machine import selection
+from aot.control import add_alias, add_read
+from aot.dims import Symbol
+from aot.dtypes import F32, I64
 from aot.errors import AotError, GuardError, RunError
 from aot.frontend import load_variants
-from aot.ir import Graph
-from aot.ops import OPS
 from aot.partition import partition, set_apart
 from aot.program import FlowOp
 from aot.runtime import Machine
-from tests.control import models
-from tests.control.models import Array, Feed, arrays, assert_same, by_onnxruntime, check_steps, flat, model_of
+from tests.control.models import check_steps, flat, model_of
 from tests.control.test_if import *  # noqa: F403
 from tests.control.test_loop import *  # noqa: F403
-from tests.simulated import TARGET, simulated_backend
-
-
-def some_ops(seed: int) -> frozenset[str]:
-    """Half of the ops."""
-    return frozenset(name for name in OPS if zlib.crc32(f"{seed} {name}".encode()) % 2)
-
-
-class DeviceChecker(models.Checker):
-    """Builds for the simulated GPU, all kernels or half of them there, and compares with ONNX Runtime."""
-
-    def build(self, model: onnx.ModelProto, lacking: frozenset[str] = frozenset(), **options: Any) -> Artifact:
-        with simulated_backend(lacking):
-            return aot.compile(model.SerializeToString(), target=TARGET, cache_dir=str(self.cache), **options)
-
-    def __call__(self, model: onnx.ModelProto, *feeds: Feed, want: Sequence[Sequence[Array]] | None = None) -> Graph:
-        given = [arrays(feed, model) for feed in feeds]
-        expected = by_onnxruntime(model, given) if want is None else want
-        names = [info.name for info in model.graph.output]
-        seed = zlib.crc32(model.SerializeToString())
-        for number, lacking in enumerate((frozenset[str](), some_ops(seed))):
-            options = {"poison": True, "graphs": False} if (number + seed) % 2 else {}
-            with self.build(model, lacking).load(threads=1 + seed % 2, target=TARGET, **options) as loaded:
-                for number, feed in [*enumerate(given), *enumerate(given)]:
-                    got = loaded.run(feed)
-                    assert_same([got[name] for name in names], expected[number], f"feed {number}")
-                    found = loaded.run({name: loaded.to_device(array) for name, array in feed.items()})
-                    results = [found[name].numpy() if feed else found[name] for name in names]
-                    assert_same(results, expected[number], f"feed {number} on the device")
-        return load_variants(model)[0][0][1]
-
-
-@pytest.fixture(scope="session")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(tmp_path_factory.mktemp("kernels"))
-
-
-@pytest.fixture
-def check(fake: ctypes.CDLL, kernels: Path) -> DeviceChecker:
-    return DeviceChecker(kernels)
+from tests.cuda.flows import LACKING, STEPS, DeviceChecker
 
 
 def count(fake: ctypes.CDLL, what: str) -> int:
@@ -101,14 +58,6 @@ COUNTED = model_of("""g (float[n] x, int64 M) => (float[n] y) <bool yes = {1}> {
     }>
 }""")
 NONZERO = model_of("g (float[n] x) => (int64[1,m] y) { y = NonZero (x) }")
-STEPS = model_of("""g (float[b,3,3] x, float[b] w) => (float[b] y, float[b,3,3] e)
-        <float[3,3] scale = {1,2,3,4,5,6,7,8,10}> {
-    e = Tanh (x)
-    s = Mul (e, scale)
-    d = Det (s)
-    y = Add (d, w)
-}""")
-LACKING = frozenset({"determinant"})
 
 
 def test_sizes_of_one_tensor_are_read_at_once(check: DeviceChecker, fake: ctypes.CDLL) -> None:
@@ -137,19 +86,22 @@ def test_what_the_host_knows_is_not_read_back(check: DeviceChecker, fake: ctypes
 
 
 def test_a_large_tensor_is_not_copied_for_an_element(check: DeviceChecker, fake: ctypes.CDLL) -> None:
-    model = model_of(
-        """g (int64[n] s) => (float[m] y) <int64[1] at = {9000}> {
-        t = Neg (s)
-        u = Neg (t)
-        k = Slice (u, at, end)
-        y = ConstantOfShape (k)
-    }""".replace("{9000}>", "{9000}, int64[1] end = {9001}>")
-    )
-    with check.build(model).load() as loaded:
-        sizes = np.zeros(10_000, np.int64)
-        sizes[9000] = 7
-        given = {"s": loaded.to_device(sizes)}
-        assert loaded.run(given)["y"].shape == (7,)
+    builder, sizes = Builder("large"), (Symbol("m", 0, origin="unbacked"), Symbol("k", 0, origin="unbacked"))
+    x = builder.input("x", F32, (50,))
+    held = builder.op("neg", builder.input("s", I64, (10_000,)))[0]
+    for place, size in enumerate(sizes):
+        add_read(builder, held, 9000 + place, size.dim)
+    graph = builder.finish([add_alias(builder, x, tuple(size.dim for size in sizes), exact=False)])
+    found = load_variants(NONZERO)[1]
+    with mock.patch("aot.frontend.load_variants", lambda *rest, **more: ((("", graph),), found)):
+        artifact = check.build(NONZERO)
+    with artifact.load() as loaded:
+        numbers = np.zeros(10_000, np.int64)
+        numbers[9000:9002] = -7, -2
+        given = {"s": loaded.to_device(numbers), "x": loaded.to_device(np.arange(50, dtype=np.float32))}
+        (y,) = loaded.run(given).values()
+        np.testing.assert_array_equal(y.numpy(), np.arange(14, dtype=np.float32).reshape(7, 2))
+        assert spent(fake, "wait", lambda: loaded.run(given)) == 1
         assert spent(fake, "copy_out", lambda: loaded.run(given)) <= 4096
 
 
