@@ -46,3 +46,16 @@ def flow_bytes() -> bytes:
         constants={"one": np.ones(1, np.float32)},
     )
     return aot.compile(model, "cpu:x86-64-v3").data
+
+
+@pytest.fixture(scope="session")
+def host_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A program for a GPU with a host step; the machine that reads it has no GPU."""
+    import aot
+    from tests.control.models import model_of
+    from tests.simulated import TARGET, simulated_backend
+
+    model = model_of("g (float[b,3,3] x) => (float[b] y) { e = Tanh (x) d = Det (e) y = Exp (d) }")
+    with simulated_backend(frozenset({"determinant"})):
+        folder = tmp_path_factory.mktemp("kernels")
+        return aot.compile(model.SerializeToString(), target=TARGET, cache_dir=str(folder)).data

@@ -186,13 +186,13 @@ def test_a_missing_section(opener: Opener, dense_bytes: bytes) -> None:
 
 
 @pytest.mark.parametrize("record", layout.RECORDS, ids=lambda record: record.name)
-def test_hostile_records(record: layout.Record, dense_bytes: bytes, flow_bytes: bytes) -> None:
+def test_hostile_records(record: layout.Record, dense_bytes: bytes, flow_bytes: bytes, host_bytes: bytes) -> None:
     """Every field of every record with wild values, correctly hashed: refused or harmless, never a crash."""
     assert record.section is not None
     refused = 0
     size = record.size_bytes
     with_flow = record.section in (Section.FLOW, Section.PROGRAMS)
-    original = sections_of(flow_bytes if with_flow else dense_bytes)
+    original = sections_of(host_bytes if record.section == Section.HOST else flow_bytes if with_flow else dense_bytes)
     rows = len(original[record.section]) // size
     for row in sorted({0, rows // 2, rows - 1}):
         for position in range(row * size, (row + 1) * size, 4):

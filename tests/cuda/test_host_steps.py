@@ -96,8 +96,8 @@ def test_weights_of_host_steps(
 def test_a_program_of_host_steps_alone(check: DeviceChecker, fake: ctypes.CDLL) -> None:
     artifact = check.build(model_of("g (float[b,3,3] x) => (float[b] y) { y = Det (x) }"), LACKING)
     with artifact.load() as loaded:
-        for put in (lambda array: array, loaded.to_device):
-            found = loaded.run({"x": put(X)})["y"]
+        for x in (X, loaded.to_device(X)):
+            found = loaded.run({"x": x})["y"]
             np.testing.assert_allclose(np.asarray(found), np.linalg.det(X.astype(np.float64)), rtol=1e-4)
 
 
