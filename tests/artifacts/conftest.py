@@ -14,13 +14,11 @@ def dense_bytes() -> bytes:
     return handmade.artifact().data
 
 
-@pytest.fixture(scope="session")
-def flow_bytes() -> bytes:
-    """A loop around a branch, whose results are as long as data says, as artifact bytes."""
+def flow_model() -> onnx.ModelProto:
+    """A loop around a branch, whose results are as long as data says."""
     import numpy as np
     from onnx import TensorProto, helper
 
-    import aot
     from tests.frontend.models import model_of
 
     def typed(name: str, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
@@ -39,13 +37,20 @@ def flow_bytes() -> bytes:
         helper.make_node("Loop", ["trips", "", "x"], ["y", "sums"], body=body),
         helper.make_node("NonZero", ["y"], ["places"]),
     ]
-    model = model_of(
+    return model_of(
         outer,
         {"x": (TensorProto.FLOAT, ["n"]), "trips": (TensorProto.INT64, []), "limit": (TensorProto.FLOAT, [])},
         ["y", "sums", "places"],
         constants={"one": np.ones(1, np.float32)},
     )
-    return aot.compile(model, "cpu:x86-64-v3").data
+
+
+@pytest.fixture(scope="session")
+def flow_bytes() -> bytes:
+    """The model of `flow_model` as artifact bytes."""
+    import aot
+
+    return aot.compile(flow_model(), "cpu:x86-64-v3").data
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,9 @@ from aot.ops import OPS
 from aot.program import HostStep
 from aot.program_text import program_text
 from aot.runtime import load
+from tests.artifacts.conftest import flow_model
 from tests.artifacts.test_damaged import open_native, open_python, sections_of
+from tests.artifacts.test_hostile_flow import survive
 from tests.control.models import model_of
 from tests.cuda.flows import LACKING, STEPS, DeviceChecker
 from tests.e2e.test_custom_operators import model, node, opaque
@@ -213,6 +215,15 @@ def test_targets_that_do_not_fit(check: DeviceChecker) -> None:
         for opener in (open_python, open_native):
             with pytest.raises((ArtifactError, TargetError)):
                 opener(assemble(held))
+
+
+def test_hostile_flows_on_a_device(check: DeviceChecker, fake: ctypes.CDLL) -> None:
+    """Flows that the loader accepts and that make no sense: errors, or results; on a device too."""
+    for lacking in (frozenset[str](), frozenset({"concat", "reduce_sum"})):
+        data = check.build(flow_model(), lacking).data
+        refused, failed, ran = survive(data, range(250))
+        assert min(refused, failed, ran) > 20, (refused, failed, ran)
+        fake.fake_misuse()  # such a flow may read what nothing has written
 
 
 def test_the_format_is_stable(check: DeviceChecker) -> None:
