@@ -17,7 +17,8 @@ def program_text(program: Program) -> str:
     if program.flow is not None:
         for number, block in enumerate(program.flow.blocks):
             inner = (f"  {line}" for line in _program_lines(block))
-            lines += [f"block {number} {{", *inner, "}"]
+            place = "" if block.target == program.target else f" on {quote(block.target)}"
+            lines += [f"block {number}{place} {{", *inner, "}"]
     return "\n".join([head, *(f"  {line}" for line in lines), "}"]) + "\n"
 
 

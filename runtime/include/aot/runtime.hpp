@@ -386,6 +386,8 @@ public:
 
     uint32_t thread_count() const noexcept { return aot_session_thread_count(handle()); }
     uint64_t memory_bytes() const noexcept { return aot_session_memory_bytes(handle()); }
+    // How often runs so far left the GPU for CPU code, of nodes that it has no kernel for.
+    uint64_t host_steps() const noexcept { return aot_session_host_steps(handle()); }
     const Model &model() const noexcept { return model_; }
     aot_session *handle() const noexcept { return handle_.get(); }
 
