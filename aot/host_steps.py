@@ -13,7 +13,6 @@ from aot.backend import BACKENDS
 from aot.backend.base import Backend
 from aot.errors import UnsupportedError
 from aot.ir import Graph, Node
-from aot.ops import OPS
 from aot.partition import FlowChart, partition, set_apart
 from aot.program import HostStep
 from aot.target import Target
@@ -49,13 +48,13 @@ def place_host_steps(
     """
 
     def lacks(node: Node) -> bool:
-        return backend.lacks(node.op)
+        return bool(backend.lacks(node))
 
     wanted = [node for block in blocks for node in block.nodes if lacks(node)]
     if not wanted:
         return Placed(graph, chart, tuple(blocks))
     if not allowed:
-        lines = [f"  {node.op}: {', '.join(node.locs)} ({_why(node.op, backend)})" for node in wanted]
+        lines = [f"  {node.op}: {', '.join(node.locs)} ({backend.lacks(node)})" for node in wanted]
         raise UnsupportedError(
             "\n".join((f"these would be host steps on {target.name}, which --no-host-steps forbids:", *lines)),
             hint="Allow host steps, or build for the CPU: --target cpu.",
@@ -66,18 +65,11 @@ def place_host_steps(
     else:
         made = set_apart(chart, blocks, lacks)
     host = tuple(
-        HostStep(number, node.op, _why(node.op, backend), node.locs)
+        HostStep(number, node.op, backend.lacks(node), node.locs)
         for number in sorted(made.apart)
         for node in made.blocks[number].nodes
     )
     return Placed(graph, made, made.blocks, host)
-
-
-def _why(op: str, backend: Backend) -> str:
-    """Why an op is a host step. Custom operators, whose names have a dot, may have source for some backends only."""
-    if "." in op:
-        return f"the operator has source for {', '.join(sorted(OPS[op].sources))} only"
-    return f"the {backend.name} backend has no kernel for it"
 
 
 __all__ = ["Placed", "host_target", "place_host_steps"]

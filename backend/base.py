@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from aot.dims import Dim
+from aot.ir import Node
 from aot.kernel import Kernel, Kind
 from aot.program import Image, RecipeStep
 from aot.target import Target
@@ -78,8 +79,8 @@ class Backend(Protocol):
         """The target's table row; raises TargetError, listing the known ones."""
         ...
 
-    def lacks(self, op: str) -> bool:
-        """Whether it has no kernel for an op of level CORE: a GPU's program then runs that op on the CPU."""
+    def lacks(self, node: Node) -> str:
+        """Why it has no kernel for a node of level CORE, or nothing: a GPU's program then runs that node on the CPU."""
         ...
 
     def emit(self, kernel: Kernel, target: Target) -> Emitted:

@@ -18,6 +18,7 @@ from aot import host_steps
 from aot.backend import BACKENDS
 from aot.backend.base import Built, Emitted
 from aot.backend.cpu import CpuBackend
+from aot.ir import Node
 from aot.kernel import Kernel
 from aot.program import Image
 from aot.target import Target
@@ -26,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEVICE_BYTES = 1 << 30
 THREADS = 128
 TARGET = "cuda:sm_90a"
+WHY = "a GPU has no kernel for it yet"
 
 
 def load_driver(folder: Path) -> ctypes.CDLL:
@@ -56,8 +58,8 @@ class SimulatedBackend(CpuBackend):
     def target(self, architecture: str) -> Target:
         return replace(super().target("x86-64-v3"), backend=self.name, architecture=architecture)
 
-    def lacks(self, op: str) -> bool:
-        return op in self.lacking
+    def lacks(self, node: Node) -> str:
+        return WHY if node.op in self.lacking else ""
 
     def emit(self, kernel: Kernel, target: Target) -> Emitted:
         made = super().emit(kernel, self._own(target))

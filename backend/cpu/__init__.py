@@ -21,6 +21,7 @@ from aot.backend.cpu.steps import emit_steps
 from aot.backend.cpu.trees import emit_trees
 from aot.backend.cpu.window import emit_window
 from aot.errors import CompilerError
+from aot.ir import Node
 from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, ScanRoot, WindowRoot
 from aot.ops import OPS
 from aot.target import Target
@@ -50,8 +51,8 @@ class CpuBackend:
     def target(self, architecture: str) -> Target:
         return isa_of(architecture).target
 
-    def lacks(self, op: str) -> bool:
-        return False
+    def lacks(self, node: Node) -> str:
+        return ""
 
     def emit(self, kernel: Kernel, target: Target) -> Emitted:
         isa = isa_of_target(target)

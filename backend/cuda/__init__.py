@@ -8,7 +8,8 @@ from pathlib import Path
 from aot.backend.base import Built, Emitted
 from aot.backend.cuda import compile as builder
 from aot.backend.cuda.architectures import architecture_of
-from aot.backend.cuda.attend import emit_attend, emit_attend_parts
+from aot.backend.cuda.attend import emit_attend, emit_attend_parts, lacks_attention
+from aot.backend.cuda.code import has_type
 from aot.backend.cuda.contract import emit_contract
 from aot.backend.cuda.loops import emit_loops
 from aot.backend.cuda.running import RUNNING, emit_running
@@ -16,6 +17,7 @@ from aot.backend.cuda.scans import emit_scan
 from aot.backend.cuda.scatter import emit_scatter
 from aot.backend.cuda.window import emit_window
 from aot.errors import UnsupportedError
+from aot.ir import Node
 from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, ScanRoot, WindowRoot
 from aot.lower import OWNED_KINDS
 from aot.ops import OPS
@@ -59,13 +61,19 @@ class CudaBackend:
     def target(self, architecture: str) -> Target:
         return architecture_of(architecture).target
 
-    def lacks(self, op: str) -> bool:
-        if op in OWNED or op not in OPS:
-            return False
-        definition = OPS[op]
-        if definition.kind in OWNED_KINDS:
-            return True
-        return definition.kind not in self.kinds and definition.decompose is None
+    def lacks(self, node: Node) -> str:
+        if node.op not in OPS:
+            return ""
+        for value in (*node.operands, *node.outputs):
+            if not has_type(value.type.dtype):
+                return f"a GPU has no code for elements of type {value.type.dtype.name}"
+        definition = OPS[node.op]
+        if node.op in OWNED:
+            return ""
+        if definition.kind in OWNED_KINDS or (definition.kind not in self.kinds and definition.decompose is None):
+            sources = ", ".join(sorted(definition.sources))
+            return f"the operator has source for {sources} only" if "." in node.op else "a GPU has no kernel for it yet"
+        return lacks_attention(node) if node.op == "attention" else ""
 
     def emit(self, kernel: Kernel, target: Target) -> Emitted:
         if kernel.root is None:

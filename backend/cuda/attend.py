@@ -19,10 +19,10 @@ from aot.backend.cuda.frame import Tiling, finish, power_of_two
 from aot.backend.cuda.render import Renderer, Scope, TileDim
 from aot.backend.nest import flatten
 from aot.dims import Dim, typical
-from aot.dtypes import F32
+from aot.dtypes import F32, F64
 from aot.errors import CompilerError, UnsupportedError
 from aot.expr import axis
-from aot.ir import Layout, TensorType
+from aot.ir import Layout, Node, TensorType
 from aot.kernel import AttendRoot, Kernel, OwnedRoot
 from aot.ops.helpers import float_attr, int_attr
 from aot.target import Target
@@ -31,6 +31,17 @@ KEYS = 64
 """Keys of a step."""
 
 LOG2_E = 1.4426950408889634
+
+
+def lacks_attention(node: Node) -> str:
+    """Why there is no kernel for a node of attention, or nothing."""
+    if node.output.type.dtype == F64:
+        return "a GPU has no kernel for attention in f64"
+    queries, keys, values = (value.type.shape for value in node.operands[:3])
+    has_sizes = isinstance(queries[-1], int) and isinstance(values[-1], int)
+    if not has_sizes or dimension.exact_div(queries[1], keys[1]) is None:
+        return "a GPU has no kernel for attention whose head sizes are known only when it runs"
+    return ""
 
 
 def emit_attend(kernel: Kernel, target: Target) -> Emitted:

@@ -67,6 +67,11 @@ def offset_at(dims: DimTable, type_: TensorType, places: Sequence[str], zeros: s
     return " + ".join([*terms, zeros])
 
 
+def has_type(dtype: DType) -> bool:
+    """Whether kernels read and write elements of a type."""
+    return dtype.is_bool or dtype.name in _NAMES
+
+
 def memory_type(dtype: DType) -> str:
     """The Triton type of an element in memory; truth values are bytes."""
     if dtype.is_bool:

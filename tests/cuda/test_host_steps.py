@@ -14,14 +14,15 @@ import pytest
 from click.testing import CliRunner
 
 import aot
-from aot import custom
 from aot.artifacts import Artifact, layout
 from aot.artifacts.layout import Section, SectionFlag
 from aot.artifacts.write import assemble, header_digest
 from aot.backend.cuda import CudaBackend
+from aot.builder import Builder
 from aot.cli.main import cli
+from aot.dims import Symbol
+from aot.dtypes import F8E4M3, F32, F64
 from aot.errors import ArtifactError, TargetError, UnsupportedError
-from aot.ops import OPS
 from aot.program import HostStep
 from aot.program_text import program_text
 from aot.runtime import load
@@ -31,9 +32,8 @@ from tests.artifacts.test_hostile_flow import survive
 from tests.control.models import model_of
 from tests.cuda.flows import LACKING, STEPS, DeviceChecker
 from tests.e2e.test_custom_operators import model, node, opaque
-from tests.simulated import TARGET, simulated_backend
+from tests.simulated import TARGET, WHY, simulated_backend
 
-WHY = "the cuda backend has no kernel for it"
 X = np.random.default_rng(5).standard_normal((2, 3, 3)).astype(np.float32)
 SCALE = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10], np.float32).reshape(3, 3)
 FEED = {"x": X, "w": np.array([1, -2], np.float32)}
@@ -132,9 +132,6 @@ def test_a_program_of_host_steps_alone(check: DeviceChecker, fake: ctypes.CDLL) 
 def test_an_operator_with_c_source_only() -> None:
     source = "static void run(const float *x, float *y, long long n) { for (long long i = 0; i < n; i++) y[i] = x[i]; }"
     made = opaque("Held", source, reference=lambda attrs, x: x)
-    backend = CudaBackend()
-    with custom.use([made]):
-        assert backend.lacks("test.held")
     proto = model([node("Held", ["x"], ["y"])], {"x": (1, [4])}, {"y": 1})
     with pytest.raises(UnsupportedError, match=r"test\.held: .* \(the operator has source for cpu only\)"):
         aot.compile(proto, target=TARGET, operators=[made], host_steps=False)
@@ -142,12 +139,21 @@ def test_an_operator_with_c_source_only() -> None:
 
 def test_what_the_cuda_backend_lacks() -> None:
     backend = CudaBackend()
-    assert not any(
-        map(backend.lacks, ("matmul", "softmax", "reshape", "scatter_nd", "running_max", "attention", "cond"))
-    )
-    assert backend.lacks("determinant")
-    known = {name for name, op in OPS.items() if op.kind in backend.kinds}
-    assert not any(map(backend.lacks, known - {name for name in known if backend.lacks(name)}))
+
+    def why(op: str, *operands: Any, **attrs: Any) -> str:
+        builder = Builder()
+        values = [builder.input(f"x{number}", dtype, shape) for number, (dtype, shape) in enumerate(operands)]
+        builder.op(op, *values, **attrs)
+        return backend.lacks(builder.nodes[-1])
+
+    square, heads = (F32, (3, 3)), (F32, (1, 2, 8, 16))
+    assert not why("matmul", square, square) and not why("softmax", square, axis=1) and not why("running_max", square)
+    assert not why("attention", heads, heads, heads, scale=1.0)
+    assert why("determinant", square) == WHY
+    double, d = (F64, (1, 2, 8, 16)), Symbol("d").dim
+    assert "f64" in why("attention", double, double, double, scale=1.0)
+    assert "head sizes" in why("attention", *[(F32, (1, 2, 8, d))] * 3, scale=1.0)
+    assert why("reshape", (F8E4M3, (4,)), shape=(2, 2)) == "a GPU has no code for elements of type f8e4m3"
 
 
 def test_the_commands_tell(check: DeviceChecker, tmp_path: Path) -> None:
