@@ -71,9 +71,9 @@ def test_threads(check: DeviceChecker, fake: ctypes.CDLL) -> None:
 
         def work(number: int) -> None:
             for i in range(12):
-                feed = {"x": np.full((1 + (number + i) % 3, 3, 3), i, np.float32) + X[:1], "w": np.float32([number])}
-                feed["w"] = np.repeat(feed["w"], len(feed["x"]))
-                scaled = np.tanh(feed["x"]).astype(np.float64) * SCALE
+                x = np.full((1 + (number + i) % 3, 3, 3), i, np.float32) + X[:1]
+                feed: dict[str, Any] = {"x": x, "w": np.full(len(x), number, np.float32)}
+                scaled = np.tanh(x).astype(np.float64) * SCALE
                 given = feed if i % 2 else {name: loaded.to_device(array) for name, array in feed.items()}
                 found = np.asarray(loaded.run(given)["y"])
                 if not np.allclose(found, np.linalg.det(scaled) + feed["w"], rtol=1e-3, atol=1e-3):
