@@ -36,6 +36,7 @@ from aot.program import (
     FlowStep,
     Guard,
     GuardKind,
+    HostStep,
     KernelCode,
     Port,
     Program,
@@ -231,6 +232,15 @@ def flows() -> Iterator[tuple[str, Program]]:
     yield "while", program(start, go, whole, same, size, filled, result=Port("r", many), slot=5)
 
 
+def hosted() -> Program:
+    """A program for a GPU that is one host step."""
+    port = Port("x", TensorType(dtypes.F32, (N.dim,)))
+    call = FlowStep(FlowOp.CALL, (0,), (1,), block=0, drops=(0,), where="node")
+    host = (HostStep(0, "sort", "no kernel", ("node", "other")),)
+    flow = Flow((port, replace(port, name="y")), (call,), (1,), (simple(state=(), guards=()),), ((0,),), 0, host)
+    return simple(target="cuda:sm_90a", state=(), buffers=(), steps=(), kernels=(), code=b"", flow=flow)
+
+
 def handmade_seeds() -> Iterator[tuple[str, bytes]]:
     """Artifacts of programs written by hand."""
     base = dense()
@@ -251,6 +261,7 @@ def handmade_seeds() -> Iterator[tuple[str, bytes]]:
         yield f"placed-{name}", handmade.artifact(program, debug=None).data
     for name, program in flows():
         yield f"flow-{name}", handmade.artifact(program, debug=None).data
+    yield "host", handmade.artifact(hosted(), simple(), debug=None).data
 
 
 def models() -> Iterator[tuple[str, onnx.ModelProto]]:
