@@ -97,6 +97,7 @@ def test_a_captured_stream_is_refused() -> None:
     torch = pytest.importorskip("torch")
     with load("nonzero") as model:
         x = torch.ones(5, device="cuda")
+        torch.cuda.synchronize()
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             (_, values, _) = model(x, stream=stream)
