@@ -32,18 +32,23 @@ void FlowMemory::begin() {
 // that has been on the device before; of those on the device, one that has not been on the host.
 int32_t FlowMemory::free_one(Place place, size_t capacity) {
     if (busy_ > kMostBusy) wait();
-    size_t best = storages_.size();
-    for (size_t i = 0; i < storages_.size(); ++i) {
-        if (storages_[i].users || (place == kHost && storages_[i].copies[kHost].busy)) continue;
-        if (best == storages_.size()) {
-            best = i;
-            continue;
+    const Place other_place = place == kHost ? kDevice : kHost;
+    const size_t count = storages_.size();
+    size_t best = count, held = 0;
+    for (size_t i = 0; i < count; ++i) {
+        const Storage &storage = storages_[i];
+        if (storage.users || (place == kHost && storage.copies[kHost].busy)) continue;
+        const size_t one = storage.copies[place].capacity;
+        bool is_better = best == count;
+        if (!is_better && one == held) {
+            const size_t mine = storage.copies[other_place].capacity, best_one = storages_[best].copies[other_place].capacity;
+            is_better = place == kHost ? mine > best_one : mine < best_one;
+        } else if (!is_better) {
+            is_better = one < held ? one >= capacity : held < capacity;
         }
-        const Copy *const one = storages_[i].copies, *const other = storages_[best].copies;
-        const bool fits = one[place].capacity >= capacity, other_fits = other[place].capacity >= capacity;
-        const bool is_smaller = one[place].capacity != other[place].capacity ? one[place].capacity < other[place].capacity
-                                : one[kDevice].capacity > other[kDevice].capacity || one[kHost].capacity < other[kHost].capacity;
-        if (fits != other_fits ? fits : is_smaller == fits) best = i;
+        if (!is_better) continue;
+        best = i, held = one;
+        if (one == capacity && !has_device()) break;  // none is better
     }
     if (best == storages_.size()) storages_.push_back(Storage{});
     Storage &storage = storages_[best];
@@ -85,21 +90,19 @@ int32_t FlowMemory::take(Place place, size_t bytes, size_t capacity) {
     return number;
 }
 
-uint8_t *FlowMemory::at(int32_t number, Place place) {
+// Copied to a place where it is not.
+uint8_t *FlowMemory::brought(int32_t number, Place place) {
     Storage &storage = of(number);
-    Copy &copy = storage.copies[place];
-    if (!copy.valid) {
-        Copy &other = storage.copies[place == kHost ? kDevice : kHost];
-        reserve(copy, place, storage.bytes);
-        if (storage.bytes && place == kHost) {
-            spaces_[kDevice]->copy_out(copy.data, other.data, storage.bytes);
-            pending_ = true;
-        } else if (storage.bytes) {
-            if (!other.busy) other.busy = true, ++busy_;
-            spaces_[kDevice]->copy_in(copy.data, other.data, storage.bytes);
-        }
-        copy.valid = true;
+    Copy &copy = storage.copies[place], &other = storage.copies[place == kHost ? kDevice : kHost];
+    reserve(copy, place, storage.bytes);
+    if (storage.bytes && place == kHost) {
+        spaces_[kDevice]->copy_out(copy.data, other.data, storage.bytes);
+        pending_ = true;
+    } else if (storage.bytes) {
+        if (!other.busy) other.busy = true, ++busy_;
+        spaces_[kDevice]->copy_in(copy.data, other.data, storage.bytes);
     }
+    copy.valid = true;
     return copy.data;
 }
 
@@ -114,11 +117,7 @@ void FlowMemory::waited() {
     pending_ = false;
 }
 
-void FlowMemory::settle() {
-    if (pending_) wait();
-}
-
-const uint8_t *FlowMemory::peek(int32_t number, size_t offset, size_t bytes) {
+const uint8_t *FlowMemory::peeked(int32_t number, size_t offset, size_t bytes) {
     Storage &storage = of(number);
     if (storage.copies[kHost].valid || storage.bytes <= kWindowBytes) {
         const uint8_t *data = at(number, kHost) + offset;

@@ -42,11 +42,19 @@ public:
     void leave(int32_t storage) { --of(storage).users; }
     bool is_at(int32_t storage, Place place) const { return of(storage).copies[place].valid; }
     // The address in a place, to read from; on the host not before `settle`.
-    uint8_t *at(int32_t storage, Place place);
-    void settle();
+    uint8_t *at(int32_t storage, Place place) {
+        const Copy &copy = of(storage).copies[place];
+        return copy.valid ? copy.data : brought(storage, place);
+    }
+    void settle() {
+        if (pending_) wait();
+    }
     void waited();  // when the device is known to have done all
     // Bytes on the host, to read at once. Of large tensors only what is near them is copied there, and forgotten soon.
-    const uint8_t *peek(int32_t storage, size_t offset, size_t bytes);
+    const uint8_t *peek(int32_t storage, size_t offset, size_t bytes) {
+        const Copy &copy = of(storage).copies[kHost];
+        return copy.valid && !pending_ ? copy.data + offset : peeked(storage, offset, bytes);
+    }
     void forget() { window_storage_ = -1; }
     // Appends to a storage, or, where others use it, to a copy; returns which it is then.
     int32_t append(int32_t storage, size_t bytes, int32_t from, size_t from_bytes);
@@ -72,6 +80,8 @@ private:
 
     Storage &of(int32_t storage) { return storages_[static_cast<size_t>(storage)]; }
     const Storage &of(int32_t storage) const { return storages_[static_cast<size_t>(storage)]; }
+    uint8_t *brought(int32_t storage, Place place);
+    const uint8_t *peeked(int32_t storage, size_t offset, size_t bytes);
     int32_t free_one(Place place, size_t capacity);
     void reserve(Copy &copy, Place place, size_t capacity);
     void wait();
