@@ -220,13 +220,14 @@ class _Contract:
         return min(tiles, key=time)
 
     def _fitted(self, tile: Tile) -> Tile:
-        """A tile whose steps are no longer than what is summed; of channels tap by tap, with few places behind the end."""
+        """A tile whose steps are no longer than what is summed; tap by tap, with few places behind the last channel."""
         if not isinstance(self.summed, int):
             return tile
-        step = longest = max(min(tile.summed, power_of_two(max(self.summed, 1))), 16)
+        channels = self.summed
+        step = longest = max(min(tile.summed, power_of_two(max(channels, 1))), 16)
         if self.taps:
             halves = [longest >> n for n in range(4) if longest >> n >= 16]
-            step = min(halves, key=lambda size: -(-self.summed // size) * (size + STEP_COST))
+            step = min(halves, key=lambda size: -(-channels // size) * (size + STEP_COST))
         return replace(tile, summed=step, sums=max(min(tile.sums, step // 16), 1))
 
     def _has_wide_epilogue(self) -> bool:

@@ -33,21 +33,29 @@ LEAST_ELEMENTS = 256
 MOST_LINES = 4
 """Places of a program below each other: sums that are in registers at once."""
 
+MOST_READS = 32
+"""Reads of a program that are all written one after the other."""
+
 LONGEST_UNROLLED = 16
 """Taps along the axis of a program's lines that are written one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """How the places are cut: of a tile, its channels, lines below each other, warps."""
+    """How the places are cut: of a tile, its channels, lines below each other, warps.
+
+    With `is_unrolled`, all taps are written one after the other, so that all reads of a program are under way at once.
+    """
 
     places: int
     channels: int
     lines: int
     warps: int
+    is_unrolled: bool
 
     def __str__(self) -> str:
-        return f"{self.places} places x {self.channels} channels, {self.lines} lines, {self.warps} warps"
+        form = ", unrolled" if self.is_unrolled else ""
+        return f"{self.places} places x {self.channels} channels, {self.lines} lines, {self.warps} warps{form}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,7 @@ def emit_direct(
     packed: Mapping[int, PackedOperand],
     schedule: Direct | None = None,
 ) -> Emitted:
-    """Triton for a kernel whose ContractRoot multiplies, at each place and channel, the same few elements of both sides.
+    """Triton for a kernel whose ContractRoot multiplies, at each place and channel, a few elements of both sides.
 
     `packed`: operands whose types are already those of a packing that is asked for.
     """
@@ -122,7 +130,13 @@ class _Direct:
             lines //= 2
         while elements > LEAST_ELEMENTS and programs() < wanted:
             elements //= 2
-        return Direct(max(elements // width, 1), width, lines, max(elements // 256, 1))
+        reads = dimension.product((self._extent(self._looped()), self._taps() + lines - 1))
+        is_unrolled = isinstance(reads, int) and reads <= MOST_READS
+        return Direct(max(elements // width, 1), width, lines, max(elements // 256, 1), is_unrolled)
+
+    def _looped(self) -> list[int]:
+        """The summed axes that a loop runs over."""
+        return [a for a in self.summed if a != self.lines.tap or self._taps() == 1]
 
     def _taps(self) -> int:
         """The taps along the axis of lines that are written one after the other; 1 where a loop runs over them."""
@@ -159,7 +173,7 @@ class _Direct:
                 roots = {0: f"acc{line}"}
                 scopes.append(Scope(renderer, axes, [m_dim, n_dim], shape, roots=roots))
                 code.line(f"acc{line} = tl.zeros({shape}, {kind})")
-            for taps in self._steps(cut.lines):
+            for taps in self._steps():
                 self._add(scopes, taps, kind)
             for scope in scopes:
                 for store in self.kernel.stores:
@@ -198,14 +212,14 @@ class _Direct:
             found[number], flat = f"axis{number}", f"rest{number}"
         return found
 
-    def _steps(self, lines: int) -> Iterator[dict[int, str]]:
+    def _steps(self) -> Iterator[dict[int, str]]:
         """The loop over what is summed, but for the taps that are written out; gives the indices of its axes."""
-        unrolled = lines > 1 or 1 < self._taps() <= MOST_LINES
-        looped = [a for a in self.summed if not (unrolled and a == self.lines.tap)]
+        looped = self._looped()
         if not looped:
             yield {}
             return
-        with self.code.block(f"for tap in range(0, {self.dims.text(self._extent(looped))})"):
+        kind = "tl.static_range" if self.schedule.is_unrolled else "range"
+        with self.code.block(f"for tap in {kind}(0, {self.dims.text(self._extent(looped))})"):
             yield self._split("tap", looped, [self.kernel.axes[a].extent for a in looped])
 
     def _add(self, scopes: Sequence[Scope], looped: Mapping[int, str], kind: str) -> None:

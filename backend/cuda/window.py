@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from aot import expr
 from aot.backend.base import Emitted, PackedOperand
-from aot.backend.cuda.contract import FEW_ROWS, emit_contract
-from aot.backend.cuda.direct import Lines, emit_direct
+from aot.backend.cuda.contract import FEW_ROWS, Tile, emit_contract
+from aot.backend.cuda.direct import Direct, Lines, emit_direct
 from aot.dims import product
 from aot.dtypes import BOOL, F32, I64, DType
 from aot.errors import CompilerError
@@ -24,16 +24,16 @@ from aot.program import RecipeOp, RecipeStep
 from aot.target import Target
 
 
-def emit_window(kernel: Kernel, target: Target) -> Emitted:
-    """Triton for a kernel with a WindowRoot."""
+def emit_window(kernel: Kernel, target: Target, schedule: Tile | Direct | None = None) -> Emitted:
+    """Triton for a kernel with a WindowRoot; with `schedule`, cut as it says."""
     root = kernel.root
     if not isinstance(root, WindowRoot):
         raise CompilerError(f"{kernel.name}: not a convolution")
     if root.groups != 1:
         direct, lines, packed = _as_direct(kernel, root)
-        return emit_direct(direct, target, lines, packed)
+        return emit_direct(direct, target, lines, packed, schedule if isinstance(schedule, Direct) else None)
     product_kernel, packed = _as_product(kernel, root)
-    return emit_contract(product_kernel, target, packed=packed)
+    return emit_contract(product_kernel, target, schedule if isinstance(schedule, Tile) else None, packed)
 
 
 def _guarded(load: int, dtype: DType, indices: Sequence[Expr], tests: Sequence[Expr]) -> Expr:
