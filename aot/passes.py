@@ -62,6 +62,11 @@ class BackendInfo(Protocol):
         ...
 
     @property
+    def reads_anywhere(self) -> bool:
+        """Whether kernels compute where they read at so little cost that what only moves elements is no step."""
+        ...
+
+    @property
     def precisions(self) -> frozenset[str]:
         """The precisions of float arithmetic that it has; see CompileOptions."""
         ...
@@ -150,6 +155,11 @@ class Context:
     def splits_sums(self) -> bool:
         """Whether the backend makes products of few rows better in parts of their sums."""
         return self.backend is not None and self.backend.splits_sums
+
+    @property
+    def reads_anywhere(self) -> bool:
+        """Whether kernels of the backend read moved elements where they are."""
+        return self.backend is not None and self.backend.reads_anywhere
 
     def allow(self, rule: str, where: str = "") -> bool:
         """Asked before a rewrite fires: counts it, and says no when it is disabled or beyond --bisect."""

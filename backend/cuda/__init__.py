@@ -47,6 +47,7 @@ class CudaBackend:
     joins_products = True
     splits_keys = True
     splits_sums = True
+    reads_anywhere = True
     precisions: frozenset[str] = frozenset({"fp32", "tf32", "fp16", "bf16"})
 
     def target(self, architecture: str) -> Target:
