@@ -25,15 +25,20 @@ from aot.target import Target
 WIDEST = 64
 """Channels of a tile."""
 
-ELEMENTS = 1024
-"""Of a tile, where there are enough of them for every multiprocessor."""
+WARPS = 4
+ELEMENTS = 512
+"""Of a tile, where there are enough of them: 4 for each thread, a load of 8 bytes in half precision. More leave too few
+programs, or threads, to hide the reads of a window (measured on an H200, 2026-11-30)."""
 
 LEAST_ELEMENTS = 256
 
 MOST_LINES = 4
 """Places of a program below each other: sums that are in registers at once."""
 
-MOST_READS = 32
+WANTED = 1.25
+"""Programs for each multiprocessor below which tiles are made smaller."""
+
+MOST_READS = 36
 """Reads of a program that are all written one after the other."""
 
 LONGEST_UNROLLED = 16
@@ -116,23 +121,25 @@ class _Direct:
         return extents
 
     def _choose(self) -> Direct:
-        """As many lines, then elements, as leave every multiprocessor two programs."""
+        """Tiles cut smaller, by lines and by places in turn, until there are programs enough."""
         channels = typical(self.kernel.axes[self.channel].extent)
         width = min(power_of_two(max(channels, 1)), WIDEST)
-        wanted = 2 * int(self.target.numbers["multiprocessors"])
+        wanted = WANTED * int(self.target.numbers["multiprocessors"])
         lines, elements = (MOST_LINES if self._taps() > 1 else 1), ELEMENTS
 
-        def programs() -> int:
+        def are_few() -> bool:
             blocks = typical(dimension.product(self._blocks(lines)))
-            return -(-blocks // max(elements // width, 1)) * -(-channels // width)
+            return -(-blocks // max(elements // width, 1)) * -(-channels // width) < wanted
 
-        while lines > 1 and programs() < wanted:
-            lines //= 2
-        while elements > LEAST_ELEMENTS and programs() < wanted:
-            elements //= 2
+        if lines > 2 and are_few():
+            lines = 2
+        if are_few():
+            elements = LEAST_ELEMENTS
+        if are_few():
+            lines = 1
         reads = dimension.product((self._extent(self._looped()), self._taps() + lines - 1))
         is_unrolled = isinstance(reads, int) and reads <= MOST_READS
-        return Direct(max(elements // width, 1), width, lines, max(elements // 256, 1), is_unrolled)
+        return Direct(max(elements // width, 1), width, lines, WARPS, is_unrolled)
 
     def _looped(self) -> list[int]:
         """The summed axes that a loop runs over."""
