@@ -11,14 +11,15 @@ from aot.cli.profile_report import HEADINGS, Profile, Row, Total, cells, percent
 
 _LEFT, _TOP, _RIGHT, _BOTTOM = 84, 24, 200, 56
 _WIDTH, _HEIGHT = 820, 440
-_LABELLED = 6  # of the longest kernels
+_LABELLED = 12  # of the longest kernels, where there is room
+_LETTER, _LINE = 5.5, 11.0  # roughly, of their names
 _COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#e15759", "#9c755f", "#76b7b2", "#edc948")
 _STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1300px; padding: 0 1em;
+body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1500px; padding: 0 1em;
   color: #222; }
 h1 { font-size: 1.3em; } h2 { font-size: 1.1em; margin-top: 1.8em; }
 dl { display: grid; grid-template-columns: max-content auto; gap: 0.15em 1em; }
-dt { font-weight: 600; } dd { margin: 0; }
+dt { font-weight: 600; } dd { margin: 0; white-space: pre-line; }
 table { border-collapse: collapse; font-size: 12px; } .wide { overflow-x: auto; }
 th, td { text-align: right; padding: 0.2em 0.6em; border-bottom: 1px solid #e4e4e4; white-space: nowrap;
   vertical-align: top; }
@@ -41,8 +42,8 @@ def page(found: Profile) -> str:
         _outside(found),
         "<h2>Kernels</h2>",
         _table(HEADINGS, [cells(row) for row in rows], _TEXT_COLUMNS),
-        "<p>Bytes count every operand once, as if nothing were in a cache; with warm caches a kernel whose operands fit "
-        "in one may be faster than the memory. Below a quarter of both ceilings a kernel is bound by latency.</p>",
+        "<p>Bytes count every operand once, as if nothing were in a cache; with warm caches a kernel whose operands "
+        "fit in one may be faster than the memory. Below a quarter of both ceilings a kernel is bound by latency.</p>",
         "<h2>By kind</h2>",
         _totals(found.kinds),
         "<h2>By node of the model</h2>",
@@ -61,12 +62,13 @@ def _outside(found: Profile) -> str:
     if not missing:
         return ""
     seconds = sum(row.seconds for row in missing)
-    return (
-        f"<p>Not in the picture: {len(missing)} launches ({us(seconds)} us) without arithmetic, or of unknown size.</p>"
-    )
+    what = f"{len(missing)} of the launches ({us(seconds)} us)"
+    return f"<p>Not in the picture: {what} without arithmetic, or of unknown size.</p>"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[Any]], texts: frozenset[str]) -> str:
+    used = [n for n, column in enumerate(zip(*rows, strict=True)) if any(cell != "" for cell in column)]
+    headings, rows = [headings[n] for n in used], [[row[n] for n in used] for row in rows]
     marks = ["text" if heading in texts else "" for heading in headings]
     long = [f"{mark} long" if heading in _LONG_COLUMNS else mark for heading, mark in zip(headings, marks, strict=True)]
     head = "".join(f'<th class="{mark}">{_text(name)}</th>' for name, mark in zip(headings, marks, strict=True))
@@ -93,7 +95,7 @@ def _is_placed(row: Row) -> bool:
 
 
 def roofline(found: Profile) -> str:
-    """Flops per second over flops per byte, both logarithmic: ceilings are lines, kernels dots as large as their share."""
+    """Flops per second over flops per byte, both logarithmic; ceilings are lines, kernels are dots by share."""
     placed = [row for row in found.rows if _is_placed(row)]
     points = [((row.flops or 0) / (row.bytes or 1), (row.flops or 0) / row.seconds) for row in placed]
     memory, units = found.ceilings.memory_bytes, {n: r for n, r in found.ceilings.flops.items() if r > 0}
@@ -136,7 +138,7 @@ def roofline(found: Profile) -> str:
         middle = math.sqrt(ends[0] * ends[1])
         if 10.0**low_y <= middle * memory <= 10.0**high_y:
             slope = -math.degrees(math.atan2(_HEIGHT / (high_y - low_y), _WIDTH / (high_x - low_x)))
-            px, py = x(middle), y(middle * memory) - 6
+            px, py = x(middle), y(middle * memory) + 14
             parts.append(
                 f'<text x="{px}" y="{py}" text-anchor="middle" transform="rotate({slope:.1f} {px} {py})">'
                 f"memory {rate_text(memory, 'B/s')}</text>"
@@ -161,13 +163,19 @@ def roofline(found: Profile) -> str:
             f'<circle cx="{x(intensity)}" cy="{y(rate)}" r="{radius}" fill="{colour[row.kind]}" fill-opacity="0.75" '
             f'stroke="white"><title>{_text(_hover(row))}</title></circle>'
         )
+    taken: list[tuple[float, float, float]] = []  # left, right and middle of the labels so far
     for row, (intensity, rate) in ordered[:_LABELLED]:
-        at = x(intensity)
+        label = _short(row.label)
+        at, middle = x(intensity), y(rate)
         side = "end" if at > _LEFT + 0.75 * _WIDTH else "start"
         shift = (6 + 17 * math.sqrt(row.share)) * (-1 if side == "end" else 1)
+        left, right = sorted((at + shift, at + shift + math.copysign(_LETTER * len(label), shift)))
+        if any(left < end and right > start and abs(middle - m) < _LINE for start, end, m in taken):
+            continue  # hovering tells its name
+        taken.append((left, right, middle))
         parts.append(
-            f'<text x="{round(at + shift, 2)}" y="{y(rate) + 4}" text-anchor="{side}" font-size="10" '
-            f'pointer-events="none">{_text(_short(row.label))}</text>'
+            f'<text x="{round(at + shift, 2)}" y="{middle + 4}" text-anchor="{side}" font-size="10" '
+            f'pointer-events="none">{_text(label)}</text>'
         )
     shown = [kind for kind in kinds if any(row.kind == kind for row in placed)]
     for number, kind in enumerate(shown):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aot.errors import RunError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _ARGUMENT = 1  # AOT_ERROR_ARGUMENT
 _PROFILE = 1  # AOT_SESSION_PROFILE
+_RUNS = 10  # on a CPU
 _ROUNDS = 3
 _MOST_REPEATS = 200
 _FEWEST_REPEATS = 5
@@ -69,10 +70,9 @@ def time_steps(model: Model, inputs: Mapping[str, Any], repeats: int | None) -> 
         found = _in_graphs(model, given, results, repeats)
         if found is not None:
             return found
-    program, rows = _profiled(model, given, results, repeats or 10)
+    program, rows, run_ns = _one_by_one(model, given, results, repeats or _RUNS)
     steps = tuple(StepTime(*model._step(program, number), ns * 1e-9) for number, ns in enumerate(rows))
-    seconds = _run_seconds(model, given, results, repeats or 10)
-    return Times(program, steps, seconds, "barriers" if model.device is None else "events", 1)
+    return Times(program, steps, run_ns * 1e-9, "barriers" if model.device is None else "events", 1)
 
 
 def _copies(model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,53 +112,56 @@ def _in_graphs(model: Model, given: list[Any], results: dict[str, Any], repeats:
             whole.append(run_ns.value)
     finally:
         lib.aot_session_destroy(session)
-    program, _ = _profiled(model, given, results, 0)
+    program, _, _ = _one_by_one(model, given, results, 0)
     steps = []
     for number, taken in enumerate(zip(*rounds, strict=True)):
         label, nodes = model._step(program, number)
-        middle = sorted(each.ns for each in taken)[_ROUNDS // 2]
+        middle = _median([each.ns for each in taken])
         steps.append(StepTime(label, nodes, middle * 1e-9, bool(taken[0].starts_early)))
-    return Times(program, tuple(steps), sorted(whole)[_ROUNDS // 2] * 1e-9, "graph", repeats)
+    return Times(program, tuple(steps), _median(whole) * 1e-9, "graph", repeats)
 
 
-def _profiled(model: Model, given: list[Any], results: dict[str, Any], repeats: int) -> tuple[int, list[float]]:
-    """The number of the program that runs for these inputs, and medians of the nanoseconds of its steps."""
-    lib, session, program = model._lib, model._new_session(_PROFILE), ctypes.c_uint32()
-    rows: list[list[int]] = []
-    try:
-        for repeat in range(repeats + 1):
-            model._run_in(session, given, results, None)
-            count = lib.aot_session_profile(session, None, 0, ctypes.byref(program))
-            taken = (ctypes.c_uint64 * count)()
-            lib.aot_session_profile(session, taken, count, None)
-            if repeat:  # the first run pays for cold memory
-                rows.append(list(taken))
-    finally:
-        lib.aot_session_destroy(session)
-    return program.value, [sorted(column)[len(column) // 2] for column in zip(*rows, strict=True)]
+def _one_by_one(
+    model: Model, given: list[Any], results: dict[str, Any], repeats: int
+) -> tuple[int, list[float], float]:
+    """The number of the program that runs, medians of the nanoseconds of its steps, and that of whole runs.
 
-
-def _run_seconds(model: Model, given: list[Any], results: dict[str, Any], repeats: int) -> float:
-    """The median of whole runs, without the cost of Python: results other than state stay in the session's memory."""
+    Runs with and without a profile take turns, so that both meet the same machine.
+    """
+    lib, program, error = model._lib, ctypes.c_uint32(), native.new_error()
     inputs = model._input_addresses(*[view.address for view in given])
-    views = [
-        _tensors.view(name, results[name], writable=True) if name in results else None for name in model._output_names
-    ]
+    # All results but state stay in the session's memory, where they cost nothing of Python's.
+    views = [_tensors.view(n, results[n], writable=True) if n in results else None for n in model._output_names]
     targets = model._output_addresses(*[view.address if view else None for view in views])
-    session, error = model._new_session(), native.new_error()
-    taken = []
+    rows: list[list[int]] = []
+    whole: list[int] = []
+    sessions: list[int] = []
     try:
-        for _ in range(2 * repeats + 1):
-            start = time.perf_counter_ns()
-            status = model._lib.aot_session_run(
-                session, inputs, len(given), targets, len(views), None, ctypes.byref(error)
-            )
-            taken.append(time.perf_counter_ns() - start)
-            if status:
-                raise native.exception(status, error)
+        for flags in (_PROFILE, 0):
+            sessions.append(model._new_session(flags))
+        for repeat in range(repeats + 1):
+            for session in sessions:
+                start = time.perf_counter_ns()
+                status = lib.aot_session_run(
+                    session, inputs, len(given), targets, len(views), None, ctypes.byref(error)
+                )
+                run_ns = time.perf_counter_ns() - start
+                if status:
+                    raise native.exception(status, error)
+            count = lib.aot_session_profile(sessions[0], None, 0, ctypes.byref(program))
+            taken = (ctypes.c_uint64 * count)()
+            lib.aot_session_profile(sessions[0], taken, count, None)
+            if repeat or not repeats:  # the first run pays for cold memory
+                rows.append(list(taken))
+                whole.append(run_ns)
     finally:
-        model._lib.aot_session_destroy(session)
-    return sorted(taken[1:])[repeats] * 1e-9  # the first pays for cold memory
+        for session in sessions:
+            lib.aot_session_destroy(session)
+    return program.value, [_median(column) for column in zip(*rows, strict=True)], _median(whole)
+
+
+def _median(values: Sequence[int]) -> float:
+    return sorted(values)[len(values) // 2]
 
 
 def copy_rate(model: Model, most_bytes: int, repeats: int = 7) -> float:
