@@ -494,9 +494,8 @@ def test_kernels_are_timed_in_graphs(fake: ctypes.CDLL) -> None:
         times = model.time_steps(given, repeats=50)
         assert (times.method, times.repeats, model.programs[times.program].variant) == ("graph", 50, "")
         assert times.run_seconds == pytest.approx(1e-5)
-        assert [(step.label, step.seconds) for step in times.steps] == [
-            (label, pytest.approx(1e-5)) for label, _, _ in model.profile(given, 1)
-        ]
+        assert [step.label for step in times.steps] == [label for label, _, _ in model.profile(given, 1)]
+        assert [step.seconds for step in times.steps] == pytest.approx([1e-5] * 4)
         assert [step.starts_early for step in times.steps] == [False, True, True, True]
         np.testing.assert_array_equal(given["cache"], kept)  # the profiler's state is its own
         check(model.run(given), given)
