@@ -130,7 +130,7 @@ class Artifact:
         return hashlib.sha256(self.data).hexdigest()
 
     def constants(self, program: int = 0) -> dict[str, Array]:
-        """The packed constants of a program, by name, whose weights are in the file; views of it where they are ready."""
+        """The packed constants of a program whose weights are in the file, by name; views of it if they are ready."""
         return read.constant_arrays(self.reader, program)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -226,8 +226,8 @@ RECORDS = (
         (
             "external_offset",
             "u64",
-            "in the external file, where the weights mode is EXTERNAL; where it is EMBEDDED and a constant made from the "
-            "source is not, in the weights section",
+            "in the external file, where the weights mode is EXTERNAL; in the weights section, where it is EMBEDDED "
+            "and a constant that is made from the source is not",
         ),
         ("sha256", "sha256", "of the row-major bytes; zero where the weights are embedded"),
     ),

@@ -590,7 +590,7 @@ def _present(data: memoryview, dtype: DType, shape: Sequence[int]) -> Any:
 
 
 def constant_arrays(reader: Reader, number: int) -> dict[str, Array]:
-    """The packed constants of program `number` whose weights the file holds, by name; views of it where they are ready."""
+    """The packed constants of a program whose weights are in the file, by name; views of it where they are ready."""
     program = reader.tables[Section.PROGRAMS][number]
     parsed = _ProgramReader(reader, program, number)
     sources, constants = parsed.sources(), parsed.constants()

@@ -35,7 +35,7 @@ def encode(kernels: Sequence[Mapping[str, str]], texts: Mapping[str, str]) -> by
 
 
 def decode(value: Mapping[str, Any]) -> dict[str, Any]:
-    """{"kernels": [{symbol: text}], "texts": {name: text}} of a parsed section. Raises ValueError where it is damaged."""
+    """{"kernels": [{symbol: text}], "texts": {name: text}} of a parsed section. Raises ValueError for a damaged one."""
     lines = value.get("lines")
     kernels, texts = value.get("kernels", []), value.get("texts", {})
     if not isinstance(kernels, list) or not all(isinstance(each, dict) for each in (texts, *kernels)):

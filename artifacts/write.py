@@ -290,7 +290,7 @@ class _Tables:
         return (constant.name, constant.dtype, constant.shape, steps, flags, 0, offset, size)
 
     def _packed(self, program: Program, constant: Constant) -> int | None:
-        """Where the constant's bytes are; None: the loader makes it. Equal bytes are stored once, equal recipes run once."""
+        """Where the constant's bytes are; None: a load makes it. Equal bytes are stored, equal recipes run once."""
         key = packing_key(program, constant)
         if key in self.packed:
             return self.packed[key]

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from aot import dtypes
+from aot import dtypes, recipe
 from aot.cli.machine import selection
 from aot.cli.main import cli
 from aot.errors import AotError, ArtifactError, GuardError, RunError, TargetError
-from aot.ir import Array, TensorType
-from aot.program import Guard, GuardKind, Port, Program
+from aot.ir import Array, TensorType, const_of
+from aot.program import Constant, Guard, GuardKind, Port, Program, RecipeOp, RecipeStep, Source
 from aot.runtime import Machine, _device, _library, _tensors, target_rank, this_machine
 from tests.runtime import cuda_programs, handmade
 
@@ -481,6 +481,43 @@ def test_device_view_of_scalars(fake: ctypes.CDLL) -> None:
         assert view.is_on_device and view.shape == () and view.element() == b""
         with pytest.raises(AttributeError, match="no element type for bf16"):
             _ = _device.DeviceTensor(tensor._memory, (1,), "bf16", 0).__cuda_array_interface__
+
+
+def test_constants_that_are_made_at_load(fake: ctypes.CDLL) -> None:
+    """The file holds half of the weight, which a program for the CPU reads as it is, and the GPU's twice."""
+    half = Source("layer.half", const_of(cuda_programs.weight() / 2, "layer.half"))
+    steps = (recipe.source(0), recipe.source(0), RecipeStep(RecipeOp.ADD))
+    shape = (cuda_programs.MOST,)
+    gpu = replace(cuda_programs.program(), sources=(half,), constants=(Constant("w", dtypes.F32.number, shape, steps),))
+    plain = Constant("half", dtypes.F32.number, shape, (recipe.source(0),))
+    cpu = replace(gpu, target="cpu:x86-64", kernels=(), steps=(), code=b"", buffers=(), constants=(plain,))
+    artifact = cuda_programs.artifact(gpu, cpu)
+    assert artifact.sections["weights"] == 4 * cuda_programs.MOST
+    assert [row.made_bytes for row in artifact.target_bytes] == [4 * cuda_programs.MOST, 0]
+    with artifact.load() as model:
+        assert model.target == "cuda:sm_90a"
+        check(model.run(case(300)), case(300))
+
+
+def test_variants_share_modules(fake: ctypes.CDLL) -> None:
+    """Two programs whose blobs of code differ have what they share once in the file, and once on the device."""
+    general = cuda_programs.program()
+    image = b"FAKE 90 k_copy and nothing else\0"
+    kernels = list(cuda_programs.program(variant="n=8", n=8).kernels)
+    assert kernels[2].image is not None
+    offset = -(-len(general.code) // 64) * 64
+    own = replace(kernels[2].image, offset_bytes=offset, size_bytes=len(image))
+    kernels[2] = replace(kernels[2], image=own)
+    code = general.code.ljust(offset, b"\0") + image
+    fixed = replace(cuda_programs.program(variant="n=8", n=8), kernels=tuple(kernels), code=code)
+    artifact = cuda_programs.artifact(fixed, general)
+    assert artifact.sections["code"] < len(code) + 64 and artifact.programs[0].code == artifact.programs[1].code
+    live = fake.fake_live()
+    with artifact.load() as model:
+        modules = 2
+        assert fake.fake_live() == live + modules + 2  # the context and the weight
+        for n in (8, 300):
+            check(model.run(case(n)), case(n))
 
 
 # Profiles.
