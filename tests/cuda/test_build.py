@@ -67,7 +67,7 @@ TARGETS = ("cuda:sm_90a", "cuda:sm_86", "cuda:compute_80", "cpu")
 def test_one_file_for_two_gpus_newer_ones_and_the_cpu(tmp_path: Path) -> None:
     """Every weight is in it once; the CPU's program is the one that a file of its own has, to the bit."""
     rng = np.random.default_rng(0)
-    weights = {"w": rng.standard_normal((256, 256)).astype(np.float32) / 16}
+    weights = {"w": rng.standard_normal((256, 1024)).astype(np.float32) / 16}
     nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
     model = model_of(nodes, {"x": (TensorProto.FLOAT, ["batch", 256])}, ["y"], constants=weights)
     built = aot.compile(model, TARGETS, cache_dir=tmp_path, precision="fp16")
