@@ -114,6 +114,8 @@ def report(found: Profile, order: str, top: int | None) -> None:
         note(f"{len(left)} more launches, {us(sum(row.seconds for row in left))} us")
     for title, totals in (("by kind", found.kinds), ("by node", found.nodes)):
         print_table((title, "launches", "us", "share", "bytes", "flops"), [_total(total) for total in totals[:top]])
+    if any((row.memory_share or 0) > 1.05 for row in rows):
+        note("more than 100% of memory: operands are in caches")
     if any(row.spilled_bytes for row in found.rows):
         note("some kernels spill registers to memory")
 

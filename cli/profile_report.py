@@ -27,6 +27,7 @@ METHODS = {
     "events": "an event around each kernel, launched one by one: of a short kernel most of that is its launch",
     "barriers": "a barrier and a clock behind each step; medians",
 }
+IN_LOOPS = "; a kernel in a loop has the time of all iterations, and the bytes and flops of one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +172,13 @@ def profile(
         inputs=facts["inputs"],
         dims=dict(values),
         method=times.method,
-        method_text=METHODS[times.method].format(repeats=times.repeats),
+        method_text=METHODS[times.method].format(repeats=times.repeats)
+        + (IN_LOOPS if program.flow is not None else ""),
         repeats=times.repeats,
         run_seconds=times.run_seconds,
         kernel_seconds=kernel_seconds,
         gap_seconds=times.run_seconds - kernel_seconds,
-        launches=sum(row.blocks != 0 for row in rows),
+        launches=sum(row.seconds > 0 for row in rows),
         ceilings=ceilings,
         rows=tuple(rows),
         kinds=_totals(rows, lambda row: (row.kind,)),
