@@ -252,7 +252,7 @@ def rate_text(rate: float | None, unit: str) -> str:
     """Such as 734 TFLOP/s; nothing where it is not known."""
     if rate is None:
         return ""
-    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
         if rate >= factor:
             value = rate / factor
             return f"{value:.0f} {prefix}{unit}" if value >= 100 else f"{value:.3g} {prefix}{unit}"
