@@ -13,7 +13,7 @@ from typing import Any
 
 MAGIC = b"AOTC\r\n\x1a\n"  # as PNG does: a transfer that rewrites line ends is caught at once
 MAJOR = 1
-MINOR = 3
+MINOR = 4
 WEIGHTS_ALIGN_BYTES = 4096
 SECTION_ALIGN_BYTES = 64
 CONSTANT_ALIGN_BYTES = 64
@@ -223,7 +223,12 @@ RECORDS = (
         ("dtype", "u32"),
         ("shape", "integers"),
         ("bytes", "u64"),
-        ("external_offset", "u64", "in the external file, where the weights mode is EXTERNAL"),
+        (
+            "external_offset",
+            "u64",
+            "in the external file, where the weights mode is EXTERNAL; in the weights section, where it is EMBEDDED "
+            "and a constant that is made from the source is not",
+        ),
         ("sha256", "sha256", "of the row-major bytes; zero where the weights are embedded"),
     ),
     _record(

@@ -7,7 +7,7 @@ namespace aot::format {
 
 inline constexpr uint8_t kMagic[8] = {0x41, 0x4f, 0x54, 0x43, 0x0d, 0x0a, 0x1a, 0x0a};
 inline constexpr uint32_t kMajor = 1;
-inline constexpr uint32_t kMinor = 3;
+inline constexpr uint32_t kMinor = 4;
 inline constexpr uint32_t kConstantAlignBytes = 64;
 inline constexpr uint32_t kTreeChunkBytes = 65536;
 inline constexpr uint32_t kMaxRank = 64;
@@ -361,7 +361,7 @@ struct SourceEntry {
     uint32_t dtype;
     Run shape;
     uint64_t bytes;
-    uint64_t external_offset;  // in the external file, where the weights mode is EXTERNAL
+    uint64_t external_offset;  // in the external file, where the weights mode is EXTERNAL; in the weights section, where it is EMBEDDED and a constant that is made from the source is not
     uint8_t sha256[32];  // of the row-major bytes; zero where the weights are embedded
 };
 static_assert(sizeof(SourceEntry) == 72, "layout");

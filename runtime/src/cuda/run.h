@@ -50,6 +50,9 @@ public:
     // `step_ns`: where the session profiles, the time of each step.
     void run(Call &call, Plan &plan, const aot_tensor *const *inputs, const Outputs &outputs, uint64_t *step_ns);
 
+    // Times the launches of a plan that has run (times.cpp).
+    void time(Plan &plan, uint32_t repeats, aot_step_time *steps, uint32_t count, uint64_t *run_ns);
+
     // Whether a run has the arrays of the last one, which were found to lie apart.
     bool is_repeated(const Plan &plan, const aot_tensor *const *inputs, const Outputs &outputs) const;
     int32_t output_device_type(uint32_t index) const { return outputs_[index].device_type; }
