@@ -16,6 +16,7 @@ from aot.backend.cuda.running import RUNNING, emit_running
 from aot.backend.cuda.scans import emit_scan
 from aot.backend.cuda.scatter import emit_scatter
 from aot.backend.cuda.steps import emit_steps
+from aot.backend.cuda.trees import emit_trees
 from aot.backend.cuda.window import emit_window
 from aot.errors import UnsupportedError
 from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, ScanRoot, WindowRoot
@@ -28,6 +29,7 @@ OWNED: Mapping[str, Callable[[Kernel, Target], Emitted]] = {
     **dict.fromkeys(RUNNING, emit_running),
     **dict.fromkeys(("recur_lstm", "recur_gru", "recur_rnn", "recur_cell"), emit_recurrence),
     "recur_map": emit_steps,
+    "tree_ensemble": emit_trees,
 }
 """The emitters of whole ops."""
 
@@ -51,6 +53,7 @@ class CudaBackend:
             Kind.SCATTER,
             Kind.WINDOW,
             Kind.RECUR,
+            Kind.OPAQUE,
             Kind.KERNEL,
         }
     )
