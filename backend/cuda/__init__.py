@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from aot.backend.base import Built, Emitted
@@ -11,13 +11,27 @@ from aot.backend.cuda.architectures import architecture_of
 from aot.backend.cuda.attend import emit_attend, emit_attend_parts
 from aot.backend.cuda.contract import emit_contract
 from aot.backend.cuda.loops import emit_loops
+from aot.backend.cuda.recur import emit_recurrence
 from aot.backend.cuda.running import RUNNING, emit_running
 from aot.backend.cuda.scans import emit_scan
 from aot.backend.cuda.scatter import emit_scatter
+from aot.backend.cuda.steps import emit_steps
+from aot.backend.cuda.trees import emit_trees
 from aot.backend.cuda.window import emit_window
 from aot.errors import UnsupportedError
 from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, ScanRoot, WindowRoot
 from aot.target import Target
+
+OWNED: Mapping[str, Callable[[Kernel, Target], Emitted]] = {
+    "attention_parts": emit_attend_parts,
+    "scatter_elements": emit_scatter,
+    "scatter_nd": emit_scatter,
+    **dict.fromkeys(RUNNING, emit_running),
+    **dict.fromkeys(("recur_lstm", "recur_gru", "recur_rnn", "recur_cell"), emit_recurrence),
+    "recur_map": emit_steps,
+    "tree_ensemble": emit_trees,
+}
+"""The emitters of whole ops."""
 
 
 class CudaBackend:
@@ -38,6 +52,8 @@ class CudaBackend:
             Kind.SCAN_AXIS,
             Kind.SCATTER,
             Kind.WINDOW,
+            Kind.RECUR,
+            Kind.OPAQUE,
             Kind.KERNEL,
         }
     )
@@ -64,12 +80,8 @@ class CudaBackend:
             return emit_attend(kernel, target)
         if isinstance(kernel.root, ScanRoot):
             return emit_scan(kernel, target)
-        if isinstance(kernel.root, OwnedRoot) and kernel.root.op == "attention_parts":
-            return emit_attend_parts(kernel, target)
-        if isinstance(kernel.root, OwnedRoot) and kernel.root.op in ("scatter_elements", "scatter_nd"):
-            return emit_scatter(kernel, target)
-        if isinstance(kernel.root, OwnedRoot) and kernel.root.op in RUNNING:
-            return emit_running(kernel, target)
+        if isinstance(kernel.root, OwnedRoot) and kernel.root.op in OWNED:
+            return OWNED[kernel.root.op](kernel, target)
         what = kernel.root.op if isinstance(kernel.root, OwnedRoot) else kernel.kind.value
         raise UnsupportedError(f"a GPU has no kernel for {what} yet")
 
