@@ -378,8 +378,8 @@ class _Contract:
             n_dim, n = self._span(renderer, "n", "across", tile.columns, self.column_axes, "[None, :]")
             code.line(f"acc = tl.zeros(({tile.rows}, {tile.columns}), tl.float32)")
             with code.block(f"for at in tl.range(0, {summed}, {tile.summed})"):
-                code.line(f"rows = left.load([down * {tile.rows}, at])")
-                code.line(f"columns = right.load([across * {tile.columns}, at])")
+                code.line(f"rows = left.load([tl.cast(down * {tile.rows}, tl.int32), tl.cast(at, tl.int32)])")
+                code.line(f"columns = right.load([tl.cast(across * {tile.columns}, tl.int32), tl.cast(at, tl.int32)])")
                 code.line("acc = tl.dot(rows, columns.T, acc)")
             outer = Scope(renderer, {}, [], "(1, 1)")
             self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({tile.rows}, {tile.columns})", ["acc"])
