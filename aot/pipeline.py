@@ -20,6 +20,7 @@ from aot.transforms.layout import assign_layouts
 from aot.transforms.narrow import narrow
 from aot.transforms.normalize import normalize
 from aot.transforms.order import order
+from aot.transforms.pad_channels import pad_channels
 from aot.transforms.place import finish_layouts, reuse_in_place
 from aot.transforms.recognize import recognize
 from aot.transforms.roll import roll
@@ -54,6 +55,7 @@ TARGET_PASSES: tuple[Pass, ...] = (
     join,  # before assign_layouts, which gives the parts the strides of the whole  [tests/passes/test_join.py]
     join_alike,  # after join, which makes neighbours of queries and keys  [tests/passes/test_join_alike.py]
     split_sums,  # after join, which makes one product of several  [tests/cuda/test_split_sums.py]
+    pad_channels,  # before assign_layouts, which lays what it pads channels last  [tests/passes/test_pad_channels.py]
     assign_layouts,  # before fuse: it inserts copies, which fuse into their neighbours
     absorb_moves,  # after assign_layouts, which puts the copies in  [tests/passes/test_absorb_moves.py]
     fuse,

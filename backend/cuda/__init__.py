@@ -63,6 +63,7 @@ class CudaBackend:
     joins_products = True
     splits_keys = True
     splits_sums = True
+    channel_group = 4  # two words of half precision, which go to shared memory by themselves
     reads_anywhere = True
     precisions: frozenset[str] = frozenset({"fp32", "tf32", "fp16", "bf16"})
 

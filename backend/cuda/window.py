@@ -68,28 +68,30 @@ def _positions(kernel: Kernel, root: WindowRoot, taps: Sequence[Expr]) -> tuple[
 def _as_product(kernel: Kernel, root: WindowRoot) -> tuple[Kernel, dict[int, PackedOperand]]:
     """The kernel with a matrix product: rows are samples and places, columns are output channels.
 
-    Weights that are constants are packed as [outputs, taps, channels], the order in which they are summed. Enough
-    channels are summed tap by tap: where a tap lies is then known for a whole row of a tile. Few are summed together
-    with the taps.
+    Weights that are constants are packed as [outputs, taps, channels], the order in which they are summed. The last
+    axes of the window, as many as `_joined_axes` says, are summed together with the channels, which are their
+    neighbours in memory; the others tap by tap, so that where a tap lies is known for a whole row of a tile.
     """
     x, w = kernel.inputs[root.x].type, kernel.inputs[root.w].type
     channels, window = w.shape[1], w.shape[2:]
-    number = len(kernel.axes)
-    taps: list[Expr] = []
-    if _is_by_taps(kernel, root):
-        tap_axes = tuple(number + 1 + position for position in range(len(window)))
-        taps.extend(map(axis, tap_axes))
-        axes = (*kernel.axes, Axis(channels, "k"), *(Axis(extent, "r") for extent in window))
-        channel = axis(number)
-    else:
-        tap_axes = ()
-        axes = (*kernel.axes, Axis(product((channels, *window)), "k"))
-        # k = ((r * S) + s) * C + c
+    number, apart = len(kernel.axes), len(window) - _joined_axes(kernel, root)
+    tap_axes = tuple(number + 1 + position for position in range(apart))
+    joined = window[apart:]
+    axes = (
+        *kernel.axes, Axis(product((channels, *joined)), "k"), *(Axis(extent, "r") for extent in window[:apart])
+    )  # fmt: skip
+    # k = ((r * S) + s) * C + c
+    channel, rest = axis(number), const(0, I64)
+    if joined:
         channel = expr.call("mod", axis(number), dim(channels)) if channels != 1 else const(0, I64)
         rest = expr.call("floordiv", axis(number), dim(channels)) if channels != 1 else axis(number)
-        for extent in reversed(window):
-            taps.insert(0, const(0, I64) if extent == 1 else expr.call("mod", rest, dim(extent)))
-            rest = rest if extent == 1 else expr.call("floordiv", rest, dim(extent))
+    inner: list[Expr] = []
+    for position, extent in reversed(list(enumerate(joined))):
+        is_first = position == 0  # the rest is inside then
+        inner.insert(0, rest if is_first or extent == 1 else expr.call("mod", rest, dim(extent)))
+        rest = rest if is_first or extent == 1 else expr.call("floordiv", rest, dim(extent))
+        inner[0] = const(0, I64) if extent == 1 else inner[0]
+    taps = [*map(axis, tap_axes), *inner]
     places, tests = _positions(kernel, root, taps)
     a = _operand(root, _guarded(root.x, x.dtype, (axis(0), channel, *places), tests))
     b = _operand(root, expr.load(root.w, w.dtype, (axis(1), channel, *taps)))
@@ -101,9 +103,9 @@ def _as_product(kernel: Kernel, root: WindowRoot) -> tuple[Kernel, dict[int, Pac
         packed[root.w] = PackedOperand(
             (RecipeStep(RecipeOp.PACK, shape=sizes, coefficients=coefficients),), w.dtype.number, sizes
         )
-        shape = sizes if tap_axes else (sizes[0], math.prod(sizes[1:]))
+        shape = (*sizes[: 1 + apart], math.prod(sizes[1 + apart :]))
         inputs[root.w] = replace(inputs[root.w], type=TensorType(w.dtype, shape))
-        b = _operand(root, expr.load(root.w, w.dtype, (axis(1), *(taps if tap_axes else ()), axis(number))))
+        b = _operand(root, expr.load(root.w, w.dtype, (axis(1), *map(axis, tap_axes), axis(number))))
     contraction = ContractRoot((), 0, 1, number, a, b, root.accumulate, taps=tap_axes)
     return replace(kernel, kind=Kind.CONTRACT, axes=axes, inputs=tuple(inputs), root=contraction), packed
 
@@ -112,12 +114,17 @@ LEAST_CHANNELS = 16
 """Channels that make a step of a product by themselves."""
 
 
-def _is_by_taps(kernel: Kernel, root: WindowRoot) -> bool:
-    """Whether the channels of each tap are summed apart: enough of them, for more rows than a stream takes."""
+def _joined_axes(kernel: Kernel, root: WindowRoot) -> int:
+    """How many axes of the window are summed together with the channels: fewer make steps with simpler places.
+
+    None where the channels are enough for a step; the last where they are few; all where a product has no taps: one of
+    few rows, which is a stream, or one that is not added in f32.
+    """
     channels, *window = kernel.inputs[root.w].type.shape[1:]
     rows = product(a.extent for number, a in enumerate(kernel.axes[: kernel.domain]) if number != 1)
-    is_small = (isinstance(channels, int) and channels < LEAST_CHANNELS) or (isinstance(rows, int) and rows <= FEW_ROWS)
-    return root.accumulate == F32 and not is_small and any(extent != 1 for extent in window)
+    if root.accumulate != F32 or (isinstance(rows, int) and rows <= FEW_ROWS):
+        return len(window)
+    return 1 if isinstance(channels, int) and channels < LEAST_CHANNELS else 0
 
 
 def _operand(root: WindowRoot, value: Expr) -> Expr:
