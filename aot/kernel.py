@@ -84,10 +84,11 @@ class Store:
 class ContractRoot:
     """acc[batch…, m, n] = sum over k of a × b, accumulated in `accumulate`; also a × every one of `others`.
 
-    `batch`, `m`, `n`, `k` are axis numbers. `a` and `b` are Exprs over these axes: usually a plain
-    load (then the emitter may stream or pack it), else a fused prologue. They may be of a 16-bit type each, or
-    one of a 16-bit type and one of `accumulate`. `root(0)` is the sum of `b`, `root(i + 1)` that of `others[i]`, which
-    has the axes of `b`; only backends that ask for it get others.
+    `batch`, `m`, `n`, `k` are axis numbers; so are `taps`, which are summed as well, one place after the other: those
+    of a sliding window, whose channels are k. Only a backend's own rewrites of windows make taps. `a` and `b` are Exprs
+    over these axes: usually a plain load (then the emitter may stream or pack it), else a fused prologue. They may be
+    of a 16-bit type each, or one of a 16-bit type and one of `accumulate`. `root(0)` is the sum of `b`, `root(i + 1)`
+    that of `others[i]`, which has the axes of `b`; only backends that ask for it get others.
     """
 
     batch: tuple[int, ...]
@@ -98,6 +99,7 @@ class ContractRoot:
     b: Expr
     accumulate: DType
     others: tuple[Expr, ...] = ()
+    taps: tuple[int, ...] = ()
 
     @property
     def rights(self) -> tuple[Expr, ...]:

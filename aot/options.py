@@ -21,7 +21,7 @@ from aot.errors import OptionError
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 IO_DTYPES: Mapping[str, DType | None] = {"model": None, "fp16": F16, "bf16": BF16}
-WEIGHTS = ("embedded", "external", "none")
+WEIGHTS = ("embedded", "packed", "external", "none")
 Binding = tuple[tuple[str, int], ...]  # what one variant fixes: (dimension name, extent), sorted
 
 _HERE = {"output": False}  # the field does not change a byte of the output
@@ -54,7 +54,7 @@ class CompileOptions:
     `io_dtype`: of float32 inputs, outputs and state: "model" leaves them, "fp16" and "bf16" convert them.
     `exact`: forbid reassociation and fused multiply-add across ops.
     `host_steps`: whether a GPU may leave nodes that it has no kernel for to the CPU; else the build fails, naming them.
-    `weights`: where packed constants live; "embedded", "external" or "none".
+    `weights`: where they live: "embedded" (each once), "packed" (as each target packs them), "external" or "none".
     `strip_debug`: leave IR text and kernel sources out.
     `disable`: passes ("NAME", "NAME:n" for its n-th run) or rewrite rules to skip.
     `bisect`: only the first so many rewrites fire.

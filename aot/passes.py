@@ -62,6 +62,16 @@ class BackendInfo(Protocol):
         ...
 
     @property
+    def channel_group(self) -> int:
+        """Images of few channels are better padded to a multiple of so many; 1: they stay as they are."""
+        ...
+
+    @property
+    def reads_anywhere(self) -> bool:
+        """Whether kernels compute where they read at so little cost that what only moves elements is no step."""
+        ...
+
+    @property
     def precisions(self) -> frozenset[str]:
         """The precisions of float arithmetic that it has; see CompileOptions."""
         ...
@@ -150,6 +160,16 @@ class Context:
     def splits_sums(self) -> bool:
         """Whether the backend makes products of few rows better in parts of their sums."""
         return self.backend is not None and self.backend.splits_sums
+
+    @property
+    def channel_group(self) -> int:
+        """The channels that images of few channels are padded to a multiple of."""
+        return 1 if self.backend is None else self.backend.channel_group
+
+    @property
+    def reads_anywhere(self) -> bool:
+        """Whether kernels of the backend read moved elements where they are."""
+        return self.backend is not None and self.backend.reads_anywhere
 
     def allow(self, rule: str, where: str = "") -> bool:
         """Asked before a rewrite fires: counts it, and says no when it is disabled or beyond --bisect."""

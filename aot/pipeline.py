@@ -6,6 +6,7 @@ Each ordering constraint is a comment naming the test that fails when it is brok
 from __future__ import annotations
 
 from aot.passes import Pass
+from aot.transforms.absorb_moves import absorb_moves
 from aot.transforms.bind_shapes import bind_shapes
 from aot.transforms.convert_io import convert_io
 from aot.transforms.decompose import decompose
@@ -19,6 +20,7 @@ from aot.transforms.layout import assign_layouts
 from aot.transforms.narrow import narrow
 from aot.transforms.normalize import normalize
 from aot.transforms.order import order
+from aot.transforms.pad_channels import pad_channels
 from aot.transforms.place import finish_layouts, reuse_in_place
 from aot.transforms.recognize import recognize
 from aot.transforms.roll import roll
@@ -53,7 +55,9 @@ TARGET_PASSES: tuple[Pass, ...] = (
     join,  # before assign_layouts, which gives the parts the strides of the whole  [tests/passes/test_join.py]
     join_alike,  # after join, which makes neighbours of queries and keys  [tests/passes/test_join_alike.py]
     split_sums,  # after join, which makes one product of several  [tests/cuda/test_split_sums.py]
+    pad_channels,  # before assign_layouts, which lays what it pads channels last  [tests/passes/test_pad_channels.py]
     assign_layouts,  # before fuse: it inserts copies, which fuse into their neighbours
+    absorb_moves,  # after assign_layouts, which puts the copies in  [tests/passes/test_absorb_moves.py]
     fuse,
     narrow,  # before settle_state: a cache that is read without its cast is read before it is overwritten
     settle_state,  # before order, which keeps readers of state before its writers  [tests/torch/test_state.py]

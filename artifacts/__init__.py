@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from aot.artifacts import read, safetensors
 from aot.artifacts.layout import Section, WeightsMode
+from aot.artifacts.sizes import TargetBytes, target_bytes
 from aot.artifacts.write import Weights, write
 from aot.errors import ArtifactError, OptionError
 from aot.file_kinds import not_an_artifact
@@ -108,6 +109,11 @@ class Artifact:
         return {entry.name: entry.bytes for entry in self.reader.entries.values()}
 
     @property
+    def target_bytes(self) -> tuple[TargetBytes, ...]:
+        """Where the bytes are: code, constants that are ready and constants that a load makes, of each target."""
+        return target_bytes(self.reader)
+
+    @property
     def weights_mode(self) -> str:
         """Where the weights are: "embedded", "external" or "none"."""
         row = self.reader.tables[Section.PROGRAMS][0]
@@ -124,7 +130,7 @@ class Artifact:
         return hashlib.sha256(self.data).hexdigest()
 
     def constants(self, program: int = 0) -> dict[str, Array]:
-        """The packed constants of a program that are embedded, by name; views of the artifact."""
+        """The packed constants of a program whose weights are in the file, by name; views of it if they are ready."""
         return read.constant_arrays(self.reader, program)
 
     def save(self, path: str | os.PathLike[str]) -> None:

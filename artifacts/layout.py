@@ -224,7 +224,12 @@ RECORDS = (
         ("dtype", "u32"),
         ("shape", "integers"),
         ("bytes", "u64"),
-        ("external_offset", "u64", "in the external file, where the weights mode is EXTERNAL"),
+        (
+            "external_offset",
+            "u64",
+            "in the external file, where the weights mode is EXTERNAL; in the weights section, where it is EMBEDDED "
+            "and a constant that is made from the source is not",
+        ),
         ("sha256", "sha256", "of the row-major bytes; zero where the weights are embedded"),
     ),
     _record(

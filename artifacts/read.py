@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from aot import dtypes
-from aot.artifacts import dim_code, layout
+from aot import dtypes, recipe
+from aot.artifacts import dim_code, layout, texts
 from aot.artifacts.layout import (
     ConstantFlag,
     FlowFlag,
@@ -162,7 +162,10 @@ class Reader:
             self.fail(Section.STRINGS, "the last string has no end")
         self.tables = {record.section: self._records(record) for record in layout.RECORDS if record.section}
         self.integers = [row["value"] for row in self.tables[Section.INTEGERS]]
-        self.debug = self._json(Section.DEBUG)
+        try:
+            self.debug = texts.decode(self._json(Section.DEBUG))
+        except ValueError as error:
+            self.fail(Section.DEBUG, str(error))
         self.meta = self._json(Section.META)
 
     def section(self, kind: Section) -> memoryview:
@@ -258,10 +261,14 @@ class Reader:
 
     def constant_bytes(self, row: dict[str, Any]) -> memoryview:
         """The packed bytes of an embedded constant."""
+        return self.weight_bytes(Section.CONSTANTS, f"constant {self.text(row['name'])}", row["offset"], row["bytes"])
+
+    def weight_bytes(self, section: Section, what: str, offset: int, size: int) -> memoryview:
+        """Bytes of the weights section, of which a record of another section says where they are."""
         weights = self.section(Section.WEIGHTS)
-        if row["offset"] > len(weights) or row["bytes"] > len(weights) - row["offset"]:
-            self.fail(Section.CONSTANTS, f"constant {self.text(row['name'])} is outside the weights")
-        return weights[row["offset"] : row["offset"] + row["bytes"]]
+        if offset > len(weights) or size > len(weights) - offset:
+            self.fail(section, f"{what} is outside the weights")
+        return weights[offset : offset + size]
 
 
 class _ProgramReader:
@@ -455,15 +462,35 @@ class _ProgramReader:
 
     def sources(self) -> tuple[Source, ...]:
         found = []
-        for r in self.reader.run(Section.SOURCES, self.row["sources"]):
+        kept = self.kept()
+        for number, r in enumerate(self.reader.run(Section.SOURCES, self.row["sources"])):
             name = self.reader.text(r["name"])
             dtype = self.reader.dtype(Section.SOURCES, r["dtype"])
             shape = self.reader.values(r["shape"])
             if _bytes_of(shape, dtype) != r["bytes"]:
                 self.reader.fail(Section.SOURCES, f"{name}: {r['bytes']} bytes do not fit shape {list(shape)}")
             digest, origin = self.reader.text(r["digest"]), self.reader.text(r["origin"])
-            found.append(Source(name, Const(digest, dtype, shape, origin, _absent(name))))
+            load = _absent(name)
+            if number in kept:
+                if r["external_offset"] % layout.CONSTANT_ALIGN_BYTES:
+                    self.reader.fail(Section.SOURCES, f"{name}: offset {r['external_offset']} is misaligned")
+                data = self.reader.weight_bytes(Section.SOURCES, name, r["external_offset"], r["bytes"])
+                load = _present(data, dtype, shape)
+            found.append(Source(name, Const(digest, dtype, shape, origin, load)))
         return tuple(found)
+
+    def kept(self) -> frozenset[int]:
+        """The sources whose bytes are in the weights section: what a loader makes of them is not."""
+        if self.row["weights"] != WeightsMode.EMBEDDED:
+            return frozenset()
+        return frozenset(
+            number
+            for r in self.reader.run(Section.CONSTANTS, self.row["constants"])
+            if not r["flags"] & ConstantFlag.EMBEDDED
+            for step in self.reader.run(Section.RECIPES, r["recipe"])
+            if step["op"] == RecipeOp.SOURCE
+            for number in self.reader.values(step["operands"])
+        )
 
     def constants(self) -> tuple[Constant, ...]:
         found = []
@@ -577,13 +604,23 @@ def _absent(name: str) -> Any:
     return load
 
 
+def _present(data: memoryview, dtype: DType, shape: Sequence[int]) -> Any:
+    def load() -> Array:
+        return np.frombuffer(data, np.uint8).view(dtype.numpy).reshape(shape)
+
+    return load
+
+
 def constant_arrays(reader: Reader, number: int) -> dict[str, Array]:
-    """The packed constants of program `number` that are embedded, by name; views of the artifact."""
+    """The packed constants of a program whose weights are in the file, by name; views of it where they are ready."""
     program = reader.tables[Section.PROGRAMS][number]
-    return {
-        reader.text(r["name"]): np.frombuffer(reader.constant_bytes(r), np.uint8)
-        .view(dtypes.BY_NUMBER[r["dtype"]].numpy)
-        .reshape(reader.values(r["shape"]))
-        for r in reader.run(Section.CONSTANTS, program["constants"])
-        if r["flags"] & ConstantFlag.EMBEDDED
-    }
+    parsed = _ProgramReader(reader, program, number)
+    sources, constants = parsed.sources(), parsed.constants()
+    found = {}
+    for r, constant in zip(reader.run(Section.CONSTANTS, program["constants"]), constants, strict=True):
+        if r["flags"] & ConstantFlag.EMBEDDED:
+            dtype = dtypes.BY_NUMBER[r["dtype"]]
+            found[constant.name] = _present(reader.constant_bytes(r), dtype, constant.shape)()
+        elif program["weights"] == WeightsMode.EMBEDDED:
+            found[constant.name] = recipe.run(constant.recipe, sources)
+    return found

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from aot import dtypes, recipe
-from aot.artifacts import dim_code, layout, safetensors
+from aot.artifacts import dim_code, layout, safetensors, texts
+from aot.artifacts.images import shared_images
+from aot.artifacts.kept_sources import constant_bytes, kept_sources, packing_key
 from aot.artifacts.layout import (
     ConstantFlag,
     FlowFlag,
@@ -24,11 +26,16 @@ from aot.artifacts.layout import (
 )
 from aot.dims import Dim, Symbol
 from aot.errors import CompilerError, OptionError
-from aot.ir import Array
+from aot.ir import Array, Const
 from aot.program import Constant, FlowStep, Image, KernelCode, Port, Program, RecipeOp, RecipeStep
 
-Weights = Literal["embedded", "external", "none"]
-_MODES = {"embedded": WeightsMode.EMBEDDED, "external": WeightsMode.EXTERNAL, "none": WeightsMode.NONE}
+Weights = Literal["embedded", "packed", "external", "none"]
+_MODES = {
+    "embedded": WeightsMode.EMBEDDED,
+    "packed": WeightsMode.EMBEDDED,
+    "external": WeightsMode.EXTERNAL,
+    "none": WeightsMode.NONE,
+}
 
 
 def write(
@@ -44,11 +51,13 @@ def write(
 
     `programs` are tried in order when the artifact is loaded. `meta` is JSON for people. `debug` maps
     names to texts (IR dumps); with None the debug section, and with it the kernel sources, is left out.
+    `weights`: "embedded" holds every weight once, where programs of several targets pack it differently as the model
+    has it; "packed" holds each packing, ready for the loader.
     `external_name` is the file name that the artifact will look for beside itself; by default it
     is made from the digest of the weights. Raises OptionError for a weights mode that does not exist.
     """
     if weights not in _MODES:
-        raise OptionError(f"weights must be embedded, external or none, not {weights!r}")
+        raise OptionError(f"weights must be embedded, packed, external or none, not {weights!r}")
     if not programs:
         raise CompilerError("an artifact needs at least one program")
     external = b""
@@ -58,7 +67,10 @@ def write(
         external_name = external_name or f"weights-{hashlib.sha256(external).hexdigest()[:16]}.safetensors"
     else:
         external_name = ""
+    programs = shared_images(programs)
     tables = _Tables(_MODES[weights], external_name, offsets)
+    if weights == "embedded":
+        tables.keep(kept_sources(programs))
     for number, block in enumerate(_blocks(programs), len(programs)):
         tables.block_numbers[id(block)] = number
     for program in programs:
@@ -74,7 +86,7 @@ def write(
     if debug is not None:
         stored = (*programs, *_blocks(programs))
         sources = [{kernel.symbol: kernel.source for kernel in program.kernels} for program in stored]
-        sections[Section.DEBUG] = _json({"kernels": sources, "texts": dict(debug)})
+        sections[Section.DEBUG] = texts.encode(sources, debug)
     return assemble(sections), external_name, external
 
 
@@ -124,11 +136,17 @@ class _Tables:
         self.numbers: dict[Symbol, int] = {}
         self.weights = bytearray()
         self.weight_offsets: dict[bytes, int] = {}
-        self.packed: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self.packed: dict[Hashable, int | None] = {}
+        self.kept: dict[str, int] = {}  # offsets of sources that are there as they are
         self.code = bytearray()
         self.code_offsets: dict[bytes, int] = {}
         self.source_hashes: dict[str, bytes] = {}
         self.block_numbers: dict[int, int] = {}  # by identity: two blocks may be equal
+
+    def keep(self, sources: Mapping[str, Const]) -> None:
+        """Stores sources as they are; what is packed from them is left to the loader."""
+        for digest, const in sources.items():
+            self.kept[digest] = self._stored(np.ascontiguousarray(const.array()))
 
     def add(self, section: Section, rows: Iterable[tuple[Any, ...]]) -> tuple[int, int]:
         """Appends records; returns the run that holds them."""
@@ -262,43 +280,57 @@ class _Tables:
                 array = np.ascontiguousarray(const.array())
                 self.source_hashes[const.digest] = hashlib.sha256(array.reshape(-1).view(np.uint8).data).digest()
             sha256 = self.source_hashes[const.digest]
-        offset = self.external_offsets.get(source.name, 0)
+        offset = self.kept.get(const.digest, self.external_offsets.get(source.name, 0))
         names = (source.name, const.source, const.digest, const.dtype.number)
         return (*names, const.shape, const.bytes, offset, sha256)
 
     def _constant(self, program: Program, constant: Constant) -> tuple[Any, ...]:
+        offset, size = 0, constant_bytes(constant)
         embedded = constant.always_embedded or self.mode == WeightsMode.EMBEDDED
+        if embedded:
+            place = self._packed(program, constant)
+            embedded, offset = place is not None, place or 0
         flags = (ConstantFlag.EMBEDDED if embedded else 0) | (
             ConstantFlag.ALWAYS_EMBEDDED if constant.always_embedded else 0
         )
-        dtype = dtypes.BY_NUMBER[constant.dtype]
-        offset, size = 0, int(np.prod(constant.shape, dtype=np.int64)) * dtype.itemsize_bytes
-        if embedded:
-            offset, size = self._packed(program, constant)
         steps = self.add(Section.RECIPES, map(_recipe_row, constant.recipe))
         return (constant.name, constant.dtype, constant.shape, steps, flags, 0, offset, size)
 
-    def _packed(self, program: Program, constant: Constant) -> tuple[int, int]:
-        """Where the constant's bytes are. Equal bytes are stored once, and equal recipes run once."""
-        digests = tuple(
-            program.sources[step.operands[0]].const.digest for step in constant.recipe if step.op == RecipeOp.SOURCE
-        )
-        steps = tuple(step if step.op != RecipeOp.SOURCE else step.op for step in constant.recipe)
-        key = (digests, steps, constant.dtype, constant.shape)
+    def _packed(self, program: Program, constant: Constant) -> int | None:
+        """Where the constant's bytes are; None: a load makes it. Equal bytes are stored, equal recipes run once."""
+        key = packing_key(program, constant)
         if key in self.packed:
             return self.packed[key]
+        sources = [program.sources[step.operands[0]].const for step in constant.recipe if step.op == RecipeOp.SOURCE]
+        is_made = any(source.digest in self.kept for source in sources)
+        # Only what has the bytes of a source may be there already: others need not be packed to know that they are not.
+        if is_made and (len(sources) != 1 or sources[0].bytes != constant_bytes(constant)):
+            self.packed[key] = None
+            return None
         array = recipe.run(constant.recipe, program.sources)
         if array.shape != constant.shape or dtypes.from_numpy(array.dtype).number != constant.dtype:
             found = f"{array.dtype}{list(array.shape)}"
             raise CompilerError(f"constant {constant.name} should be {constant.shape}, its recipe gives {found}")
+        self.packed[key] = self._stored(array, only_known=is_made)
+        return self.packed[key]
+
+    @overload
+    def _stored(self, array: Array) -> int: ...
+
+    @overload
+    def _stored(self, array: Array, only_known: bool) -> int | None: ...
+
+    def _stored(self, array: Array, only_known: bool = False) -> int | None:
+        """Where an array's bytes lie in the weights; None: nowhere, and `only_known` forbids to add them."""
         data = array.reshape(-1).view(np.uint8).data if array.size else b""
         digest = hashlib.sha256(data).digest() + len(data).to_bytes(8, "little")
         if digest not in self.weight_offsets:
+            if only_known:
+                return None
             self.weights.extend(bytes(-len(self.weights) % layout.CONSTANT_ALIGN_BYTES))
             self.weight_offsets[digest] = len(self.weights)
             self.weights.extend(data)
-        self.packed[key] = (self.weight_offsets[digest], len(data))
-        return self.packed[key]
+        return self.weight_offsets[digest]
 
     def sections(self) -> dict[Section, bytes | bytearray]:
         """Every section of tables and bytes, as stored."""

@@ -72,6 +72,10 @@ class Backend(Protocol):
     """Whether attention of few queries is better made in parts of its keys; then it has a kernel for parts."""
     splits_sums: bool
     """Whether products of few rows are better made in parts of their sums, which what follows adds up."""
+    channel_group: int
+    """Images of few channels are better padded to a multiple of so many; 1: they stay as they are."""
+    reads_anywhere: bool
+    """Whether kernels compute where they read at so little cost that what only moves elements is no step."""
     precisions: frozenset[str]
     """The precisions of float arithmetic that it has; programs asked for in another are in fp32."""
 

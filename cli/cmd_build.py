@@ -23,6 +23,7 @@ from aot.cli.common import (
     print_json,
     progress,
     seconds_text,
+    target_bytes_text,
     wants,
 )
 from aot.cli.feeds import DimType, generic
@@ -230,6 +231,7 @@ def report_build(model: Path, path: Path, artifact: Any, external: str, explain:
             "host_steps": meta.get("host_steps", []),
             "fusion_refusals": meta.get("fusion_refusals", []),
             "targets": [program.target for program in artifact.programs],
+            "target_bytes": artifact.target_bytes,
         }
         document |= {"external": str(path.with_name(external))} if external else {}
         print_json(document | ({"fusion": fusion} if fusion is not None else {}))
@@ -275,6 +277,8 @@ def build_facts(model: Path, path: Path, artifact: Any, external: str) -> list[t
         f"{p.target}{f' {p.variant}' if p.variant else ''}{precision_text(meta, p.target)}" for p in artifact.programs
     )
     facts.append(("artifact", f"{path}, {bytes_text(artifact.size_bytes)}: {programs}"))
+    if len({target.partition(":")[0] for target in meta.get("targets", ())}) > 1:
+        facts.append(("bytes", target_bytes_text(artifact.target_bytes)))
     if external:
         facts.append(("external", f"{path.with_name(external)}, {bytes_text(len(artifact.external))}"))
     return facts

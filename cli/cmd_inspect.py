@@ -21,6 +21,7 @@ from aot.cli.common import (
     print_facts,
     print_json,
     print_table,
+    target_bytes_text,
     wants,
     write_text,
 )
@@ -143,6 +144,7 @@ def overview(path: Path, artifact: Any) -> list[tuple[str, str]]:
     facts.append(
         ("sections", ", ".join(f"{name} {bytes_text(size)}" for name, size in artifact.sections.items() if size))
     )
+    facts.append(("targets", target_bytes_text(artifact.target_bytes)))
     notes = meta.get("notes", [])
     return facts + ([("notes", "\n".join(notes))] if notes else [])
 
@@ -229,6 +231,7 @@ def overview_json(path: Path, artifact: Any) -> dict[str, Any]:
         "digest": artifact.digest,
         "meta": artifact.meta,
         "sections": artifact.sections,
+        "target_bytes": artifact.target_bytes,
         "programs": [
             {
                 "target": program.target,

@@ -183,6 +183,19 @@ def bytes_text(count: Any) -> str:
     return ""
 
 
+def target_bytes_text(rows: Sequence[Any]) -> str:
+    """A line for each target of an artifact: its code, its constants in the file, and what a load makes."""
+    lines = []
+    for row in rows:
+        made = f", {bytes_text(row.made_bytes)} made at load" if row.made_bytes else ""
+        ready = (
+            f"{bytes_text(row.ready_bytes)} of constants ready" if row.ready_bytes or not made else "no constants ready"
+        )
+        alone = f"; {bytes_text(row.own_bytes)} are its own" if len(rows) > 1 else ""
+        lines.append(f"{row.target}: {bytes_text(row.code_bytes)} of code, {ready}{made}{alone}")
+    return "\n".join(lines)
+
+
 def precision_text(meta: Mapping[str, Any], target: str) -> str:
     """ " in fp16" where the programs of an artifact for a target are not in fp32; `meta` is the artifact's."""
     precision = meta.get("precisions", {}).get(target, "fp32")

@@ -59,7 +59,7 @@ def load_model(path: Path, threads: int | None, target: str | None = None, weigh
         if error.where not in given:
             raise
         raise ArtifactError(error.message, where=f"{weights}, weight {error.where!r}", hint=error.hint) from error
-    if model.meta.get("options", {}).get("weights") == "embedded":
+    if model.meta.get("options", {}).get("weights") in ("embedded", "packed"):
         note(f"{path} holds its weights: --weights is not used")
     return model
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "run": "Run an artifact on inputs from a file, or on random ones.",
     "verify": "Compare an artifact's outputs with ONNX Runtime's.",
     "bench": "Time an artifact, interleaved with its model.",
+    "profile": "Tell where the time of a run goes, kernel by kernel.",
     "inspect": "Show what is in an artifact.",
     "opt": "Run compiler passes on a model or on IR text.",
     "diff": "Show what changed between two artifacts.",

@@ -185,6 +185,12 @@ class MachineInfo(ctypes.Structure):
     )
 
 
+class StepTimeInfo(ctypes.Structure):
+    """aot_step_time"""
+
+    _fields_ = (("ns", _U64), ("starts_early", _U32), ("reserved", _U32))
+
+
 class DimValue(ctypes.Structure):
     """aot_dim_value"""
 
@@ -233,6 +239,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "aot_session_memory_bytes": (_U64, (_POINTER,)),
     "aot_session_thread_count": (_U32, (_POINTER,)),
     "aot_session_profile": (_U32, (_POINTER, _POINTER, _U32, _POINTER)),
+    "aot_session_time_steps": (_I32, (_POINTER, _U32, _POINTER, _U32, _POINTER, _POINTER, _POINTER)),
 }
 
 _ERRORS: dict[int, type[AotError]] = {

@@ -17,11 +17,14 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aot.errors import ArtifactError, GuardError, RunError
 from aot.runtime import _library as native
 from aot.runtime import _tensors
+
+if TYPE_CHECKING:
+    from aot.runtime._times import Times
 
 _MAP_WEIGHTS, _ANY_WEIGHTS = 1, 2
 _PROFILE, _NO_GRAPH, _FULL_EDGES, _POISON = 1, 4, 8, 16
@@ -725,6 +728,29 @@ class Model:
             return [(*self._step(program.value, step), _median(c) * 1e-9) for step, c in enumerate(columns)]
         finally:
             self._lib.aot_session_destroy(session)
+
+    def time_steps(self, inputs: Mapping[str, Any], repeats: int | None = None) -> Times:
+        """The time of every kernel, on a GPU without the cost of launching it, and of a whole run (see Times).
+
+        There, each kernel is launched `repeats` times in a row, by default as often as fits into about a quarter of a
+        second, with warm caches; three rounds, medians. On a CPU as `profile`, with the time of a run beside it.
+        `inputs` are arrays in CPU memory; state among them stays what it is. Raises as `run`.
+        """
+        from aot.runtime._times import time_steps
+
+        return time_steps(self, inputs, repeats)
+
+    def copy_rate(self, most_bytes: int = 1 << 30) -> float:
+        """Bytes per second, read and written, of a plain copy in the memory of the model's GPU, measured now.
+
+        With two pieces of `most_bytes`, or less where the device has not that much left; 0 where there is none. Raises
+        RunError on a CPU.
+        """
+        from aot.runtime._times import copy_rate
+
+        if self.device is None:
+            raise RunError("the model runs on the CPU")
+        return copy_rate(self, most_bytes)
 
     def _step(self, program: int, index: int) -> tuple[str, tuple[str, ...]]:
         step = native.info(native.StepInfo)

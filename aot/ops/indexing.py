@@ -57,6 +57,8 @@ def from_end(index: Expr, extent: Dim) -> Expr:
     if index.op == "const" and isinstance(extent, int):
         number = int(index.payload)
         return const(min(max(number + extent if number < 0 else number, 0), extent - 1), I64)
+    if index.op == "mod" and index.args[1] == dim(extent):
+        return index  # inside already: it has the sign of the extent
     return clamp(select(call("lt", index, 0), index + dim(extent), index), extent)
 
 

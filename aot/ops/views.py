@@ -55,13 +55,17 @@ def _reshape_samples(rng: Any) -> list[Sample]:
     return [*found, Sample((integers(rng, 6),), {"shape": (3, 2)}), Sample((booleans(rng, 6),), {"shape": (2, 3)})]
 
 
-register(
-    OpDef(
-        name="reshape", doc="The same elements in row-major order under another shape.", inputs=("x",), kind=Kind.VIEW,
-        infer=_reshape_infer, samples=_reshape_samples, attrs={"shape": AttrSpec("dims")}, access=_reshape_access,
-        reference=lambda attrs, x: np.reshape(x, fixed(dims_attr(attrs, "shape"))), cost_flops=0,
-    )
-)  # fmt: skip
+for _name, _kind, _doc in (
+    ("reshape", Kind.VIEW, "The same elements in row-major order under another shape."),
+    ("reshape_copy", Kind.GATHER, "A reshape whose result is memory of its own: kernels read through it."),
+):
+    register(
+        OpDef(
+            name=_name, doc=_doc, inputs=("x",), kind=_kind,
+            infer=_reshape_infer, samples=_reshape_samples, attrs={"shape": AttrSpec("dims")}, access=_reshape_access,
+            reference=lambda attrs, x: np.reshape(x, fixed(dims_attr(attrs, "shape"))), cost_flops=0,
+        )
+    )  # fmt: skip
 
 
 # Transpose.
@@ -90,17 +94,21 @@ def _transpose_samples(rng: Any) -> list[Sample]:
     return [*found, Sample((integers(rng, 2, 3),), {"perm": (1, 0)}), Sample((booleans(rng, 2, 3),), {"perm": (1, 0)})]
 
 
-register(
-    OpDef(
-        name="transpose", doc="Axis a of the result is axis perm[a] of the operand.", inputs=("x",), kind=Kind.VIEW,
-        infer=_transpose_infer, samples=_transpose_samples, attrs={"perm": AttrSpec("ints")},
-        access=simple_access(_transpose_rule),
-        reference=lambda attrs, x: np.ascontiguousarray(np.transpose(x, ints_attr(attrs, "perm"))).reshape(
-            [x.shape[axis] for axis in ints_attr(attrs, "perm")]
-        ),
-        cost_flops=0,
-    )
-)  # fmt: skip
+for _name, _kind, _doc in (
+    ("transpose", Kind.VIEW, "Axis a of the result is axis perm[a] of the operand."),
+    ("transpose_copy", Kind.GATHER, "A transpose whose result is memory of its own: kernels read through it."),
+):
+    register(
+        OpDef(
+            name=_name, doc=_doc, inputs=("x",), kind=_kind,
+            infer=_transpose_infer, samples=_transpose_samples, attrs={"perm": AttrSpec("ints")},
+            access=simple_access(_transpose_rule),
+            reference=lambda attrs, x: np.ascontiguousarray(np.transpose(x, ints_attr(attrs, "perm"))).reshape(
+                [x.shape[axis] for axis in ints_attr(attrs, "perm")]
+            ),
+            cost_flops=0,
+        )
+    )  # fmt: skip
 
 
 # Slice.

@@ -98,7 +98,7 @@ def cast_const(const: Const, dtype: DType) -> Const:
     lineage = lineage_of(const)
     if lineage is None or not lineage[1]:
         return const_of(array)
-    return _constant(array, ((*lineage[0], RecipeStep(RecipeOp.CAST, dtype=dtype.number)), lineage[1]))
+    return _constant(array, ((*lineage[0], _cast_step(dtype)), lineage[1]))
 
 
 def concat_consts(consts: Sequence[Const], axis: int) -> Const | None:
@@ -122,6 +122,10 @@ def vector_const(const: Const, elements: int) -> Const:
     return _constant(np.broadcast_to(array, (elements,)), lineage and ((*lineage[0], *steps), lineage[1]))
 
 
+def _cast_step(dtype: DType) -> RecipeStep:
+    return RecipeStep(RecipeOp.CAST, dtype=dtype.number)
+
+
 def lineage_of(const: Const) -> Lineage | None:
     """How a constant is made of initializers: recipe steps and their sources; None if unknown."""
     if const.recipe is not None:
@@ -139,6 +143,7 @@ def lineage_of(const: Const) -> Lineage | None:
 
 _BINARY = {"add": RecipeOp.ADD, "sub": RecipeOp.SUB, "mul": RecipeOp.MUL, "div": RecipeOp.DIV}
 _UNARY = {"neg": RecipeOp.NEG, "sqrt": RecipeOp.SQRT}
+_ARITHMETIC = frozenset({*_BINARY, *_UNARY, "reciprocal"})
 
 
 def _lineage(node: Node, operands: Sequence[Const | None]) -> Lineage | None:
@@ -150,6 +155,10 @@ def _lineage(node: Node, operands: Sequence[Const | None]) -> Lineage | None:
     steps = _step(node, present)
     if steps is None:
         return None
+    if node.op in _ARITHMETIC and all(const.dtype in (dtypes.F16, dtypes.BF16) for const in present):
+        # Recipes compute in f32; rounded once more, a single operation gives what it gives in 16 bits.
+        parts = [part and ((*part[0], _cast_step(dtypes.F32)), part[1]) for part in parts]
+        steps = [*steps, _cast_step(node.output.type.dtype)]
     before: list[RecipeStep] = []
     if steps and steps[0].op == RecipeOp.SCALAR:  # reciprocal: 1 comes before its operand
         before, steps = steps[:1], steps[1:]
@@ -189,14 +198,17 @@ def _step(node: Node, operands: Sequence[Const]) -> list[RecipeStep] | None:
         target = node.output.type.dtype
         if not (target.is_float and (first.dtype.is_float or first.dtype.is_integer)):
             return None  # only conversions to float round the same everywhere
-        return [RecipeStep(RecipeOp.CAST, dtype=target.number)]
+        return [_cast_step(target)]
     if node.op in ("transpose", "slice", "expand", "pad"):
         coefficients = _coefficients(node, first, len(operands))
         return None if coefficients is None else [RecipeStep(RecipeOp.PACK, shape=shape, coefficients=coefficients)]
-    if not all(const.dtype in (dtypes.F32, dtypes.F64) for const in operands):
+    computed = dtypes.F32 if first.dtype in (dtypes.F16, dtypes.BF16) else first.dtype
+    if node.op not in _ARITHMETIC or computed not in (dtypes.F32, dtypes.F64):
+        return None
+    if any(const.dtype != first.dtype for const in operands):
         return None
     if node.op == "reciprocal":
-        return [RecipeStep(RecipeOp.SCALAR, scalar=1.0, dtype=first.dtype.number), RecipeStep(RecipeOp.DIV)]
+        return [RecipeStep(RecipeOp.SCALAR, scalar=1.0, dtype=computed.number), RecipeStep(RecipeOp.DIV)]
     if node.op in _UNARY:
         return [RecipeStep(_UNARY[node.op])]
     if node.op in _BINARY and len(operands) == 2:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from aot.dims import Dim, product, typical
-from aot.dtypes import BF16, F16, F32
+from aot.dtypes import BF16, F16, F32, I64
 from aot.ir import ROW_MAJOR, Const, Graph, Level, Node, Value, live
 from aot.lower import OWNED_KINDS, POOLS, ROOT_OPS
 from aot.ops import OPS, Kind
@@ -34,8 +34,23 @@ _EXPENSIVE_GATHERS = frozenset({"resize", "grid_sample"})
 """GATHER ops that read several elements of their input per output element."""
 
 _MOVING_READS = frozenset(
-    {"gather", "gather_elements", "gather_nd", "pad", "tile", "slice", "one_hot", "trilu", "concat"}
+    {
+        "gather",
+        "gather_elements",
+        "gather_nd",
+        "pad",
+        "tile",
+        "slice",
+        "one_hot",
+        "trilu",
+        "concat",
+        "reshape_copy",
+        "transpose_copy",
+    }
 )
+
+_MOVES = frozenset({"copy", "reshape_copy", "transpose_copy", "gather"})
+"""Ops that give elements of their first operand, each where it is."""
 
 
 MOST_NODES = 48
@@ -253,6 +268,8 @@ class _Fuser:
         if reason is not None:
             return reason
         domain = producer.domain if _larger(producer.domain, consumer.domain) else consumer.domain
+        if consumer.root is not None and producer.root is None:
+            domain = consumer.domain
         for cluster in (producer, consumer):
             for node in cluster.nodes:
                 for value in node.outputs:
@@ -293,6 +310,8 @@ class _Fuser:
             operands = {v for root in consumer.roots for v in root.operands[: 2 if root.op == "conv" else 4]}
             if consumer.root.op in POOLS:
                 return "the window would compute the producer once per tap"
+            if self._moves_left(producer, consumer, values) or self._is_mask(producer, consumer, values):
+                return None
             if any(value in operands for value in values):
                 return "the second reads its operand from memory, block by block"
             if producer.reduced is not None:
@@ -314,13 +333,52 @@ class _Fuser:
             return None
         if consumer.reduced is not None:
             for value in values:
-                if not _fits(value.type.shape, consumer.full):
+                if not _fits(value.type.shape, consumer.full) and not self._is_place(value):
                     return "the value has another shape than the rows"
             return None
         for node in consumer.nodes:
-            if node.op in ("gather", "gather_elements", "gather_nd") and node.operands[0] in values:
+            is_lookup = node.op in ("gather", "gather_elements", "gather_nd") and node.operands[0] in values
+            if is_lookup and not (self.context.reads_anywhere and _only_moves(producer)):
                 return "only the elements that are looked up should be computed, and they are looked up at random"
         return None
+
+    def _is_place(self, value: Value) -> bool:
+        """Whether a value only says where elements are read, so that it is computed for each of them."""
+        users = self.graph.users.get(value, ())
+        return value not in self.outputs and all(user.op == "gather" and user.operands[0] != value for user in users)
+
+    def _moves_left(self, producer: _Cluster, consumer: _Cluster, values: Sequence[Value]) -> bool:
+        """Whether the first only moves lines of the left operand of products, which read them where they are."""
+        if not self.context.reads_anywhere or len(values) != 1 or not _only_moves(producer):
+            return False
+        (value,) = values
+        readers = [user for user in self.graph.users[value] if user in consumer.nodes]
+        by_products = all(user.op == "matmul" and value not in user.operands[1:] for user in readers)
+        by_moves = all(user.op in _MOVES and value not in user.operands[1:] for user in readers)
+        if not (by_products or by_moves) or len({root.operands[0] for root in consumer.roots}) > 1:
+            return False
+        while (node := self.graph.producer.get(value)) is not None and node in producer.nodes:
+            source = node.operands[0].type
+            axes = {int_attr(node.attrs, "axis") % source.rank} if node.op == "gather" else set()
+            last = ints_attr(node.attrs, "perm")[-1] if node.op == "transpose_copy" else source.rank - 1
+            if last != source.rank - 1 or last in axes or source.shape[-1:] != value.type.shape[-1:]:
+                return False
+            value = node.operands[0]
+        return value.type.strides[-1] == 1
+
+    def _is_mask(self, producer: _Cluster, consumer: _Cluster, values: Sequence[Value]) -> bool:
+        """Whether the first makes the mask of attention, each element for one score, or only moves it."""
+        root = consumer.root
+        if not self.context.reads_anywhere or root is None or root.op != "attention" or producer.reduced is not None:
+            return False
+        q, k, v, *masks = root.operands
+        scores = (*q.type.shape[:3], k.type.shape[2])
+        return (
+            set(values) == set(masks)
+            and not set(values) & {q, k, v}
+            and all(set(self.graph.users[value]) == {root} and value not in self.outputs for value in values)
+            and (_only_moves(producer) or all(node.outputs[0].type.shape == scores for node in producer.nodes))
+        )
 
     def _widens(self, producer: _Cluster, consumer: _Cluster) -> bool:
         """Whether the first only widens a factor of the second, which is multiplied as it lies in memory."""
@@ -453,6 +511,16 @@ class _Fuser:
         outputs = {value: Value(value.type, value.name) for value in exported}
         attrs = MappingProxyType({"kind": kind, "name": name})
         return Node("kernel", tuple(inputs), tuple(outputs.values()), attrs, locs, (region,)), outputs
+
+
+def _only_moves(cluster: _Cluster) -> bool:
+    """Whether the cluster only moves elements of one tensor, to places that follow from sizes alone."""
+    inside = {value for node in cluster.nodes for value in node.outputs}
+    return all(
+        (node.op in _MOVES and all(value in inside for value in node.operands[1:]))
+        or (node.outputs[0].type.dtype == I64 and node.op in (*GENERATORS, "mod"))
+        for node in cluster.nodes
+    )
 
 
 def _size(cluster: _Cluster) -> int:

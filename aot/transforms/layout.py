@@ -48,7 +48,7 @@ def assign_layouts(graph: Graph, context: Context) -> Graph:
     return _Assigner(graph, context).run()
 
 
-def consumer_orders(graph: Graph) -> dict[Value, tuple[Order, int]]:
+def consumer_orders(graph: Graph, channel_group: int) -> dict[Value, tuple[Order, int]]:
     """The memory order that the readers of each value would like, with how much it matters (1 to 3)."""
     wanted: dict[Value, tuple[Order, int]] = {}
 
@@ -62,8 +62,7 @@ def consumer_orders(graph: Graph) -> dict[Value, tuple[Order, int]]:
         out, weight = wanted.get(node.outputs[0], (None, 0))
         if node.op == "conv":
             source = node.operands[0]
-            few = isinstance(source.type.shape[1], int) and source.type.shape[1] <= _FEW_CHANNELS
-            if not few:
+            if not _are_few(source, channel_group):
                 wish(source, channels_last(source.type.rank), 3)
         elif node.op in _POOLS:
             wish(node.operands[0], channels_last(node.operands[0].type.rank), 2)
@@ -85,6 +84,13 @@ def consumer_orders(graph: Graph) -> dict[Value, tuple[Order, int]]:
     return wanted
 
 
+def _are_few(image: Value, channel_group: int) -> bool:
+    """Whether a convolution's image has so few channels that their order does not matter: no whole group of them."""
+    channels = image.type.shape[1]
+    is_group = channel_group > 1 and isinstance(channels, int) and channels % channel_group == 0
+    return isinstance(channels, int) and channels <= _FEW_CHANNELS and not is_group
+
+
 def _through_unit_axes(shape: Sequence[Dim], new_shape: Sequence[Dim], order: Order) -> Order | None:
     """The order before a reshape that only adds or drops axes of extent 1, given the order after it."""
     old = [axis for axis, extent in enumerate(shape) if extent != 1]
@@ -101,7 +107,7 @@ class _Assigner:
     def __init__(self, graph: Graph, context: Context) -> None:
         self.graph = graph
         self.context = context
-        self.wanted = consumer_orders(graph)
+        self.wanted = consumer_orders(graph, context.channel_group)
         self.has_halos = context.has_halos
         self.halos = _halos_wanted(graph) if self.has_halos else {}
         self.nodes: list[Node] = []
@@ -221,9 +227,8 @@ class _Assigner:
         spatial = rank - 2
         pads = ints_attr(node.attrs, "pads") if self.has_halos else (0,) * (2 * spatial)
         needed: Halo = ((0, 0), (0, 0), *((pads[i], pads[spatial + i]) for i in range(spatial)))
-        channels = value.type.shape[1]
         depthwise = int_attr(node.attrs, "groups") > 1
-        few = isinstance(channels, int) and channels <= _FEW_CHANNELS and not depthwise
+        few = _are_few(value, self.context.channel_group) and not depthwise
         # A view may be read as it is when nothing has to surround it and channels are adjacent.
         padded = any(before or after for before, after in needed)
         innermost = value.type.strides[1] == 1 or few

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from aot.builder import Builder
 from aot.dims import Dim
+from aot.dtypes import BF16, F16, F32
 from aot.ir import Attr, Node, Value
 from aot.pattern import SILENT, Match, View, op, rule
 from aot.transforms.recognize_factors import dies
@@ -45,13 +46,31 @@ def _unscaled(view: View, value: Value) -> tuple[Value, float, list[Node]]:
     scale = 1.0
     nodes: list[Node] = []
     while True:
-        node = view.producer.get(value)
+        narrowed = _narrowed(view, value)
+        node = view.producer.get(value if narrowed is None else narrowed[-1].operands[0])
         number = view.number(node.inputs[1]) if node is not None and node.op in ("mul", "div") else None
         if node is None or not number or (nodes and view.sole_user(value) is None):
             return value, scale, nodes
+        factor = node.operands[0]
+        if narrowed is not None:
+            widened = view.producer.get(factor)
+            if widened is None or widened.op != "cast" or widened.operands[0].type.dtype != value.type.dtype:
+                return value, scale, nodes
+            nodes += [*narrowed, node, widened]
+            factor = widened.operands[0]
+        else:
+            nodes.append(node)
         scale = scale * number if node.op == "mul" else scale / number
-        nodes.append(node)
-        value = node.operands[0]
+        value = factor
+
+
+def _narrowed(view: View, value: Value) -> list[Node] | None:
+    """The cast by which a value of 16 bits is what was computed in f32 for it alone; None where it is not so."""
+    node = view.producer.get(value)
+    is_rounded = node is not None and node.op == "cast" and value.type.dtype in (F16, BF16)
+    if node is None or not is_rounded or node.operands[0].type.dtype != F32:
+        return None
+    return [node] if view.sole_user(node.operands[0]) is not None else None
 
 
 def _scores(view: View, value: Value) -> _Scores | None:
@@ -215,12 +234,17 @@ def _keys(b: Builder, k: Value, turned: Node | None) -> Value:
     return transposed(b, turned.operands[0], [perm[axis] for axis in swapped])
 
 
-def _joined(b: Builder, mask: _Mask) -> Value:
-    """A mask by window for the joined batch."""
+def _joined(b: Builder, mask: _Mask, before: Value | None) -> Value:
+    """A mask by window for the joined batch; with it what was added before, where that is the same for every sample."""
     batch, windows = mask.windows[:2]
-    rest = ((1,) * (5 - mask.value.type.rank) + mask.value.type.shape)[2:]
-    wide = emit(b, "expand", mask.value, shape=(batch, windows, *rest))
-    return reshaped(b, wide, (batch * windows, *rest))
+    value = mask.value
+    is_shared = before is not None and before.type.rank == 4 and before.type.shape[0] == 1
+    if before is not None and is_shared:
+        value = emit(b, "add", reshaped(b, before, (1, *before.type.shape)), value)
+    rest = ((1,) * (5 - value.type.rank) + value.type.shape)[2:]
+    wide = emit(b, "expand", value, shape=(batch, windows, *rest))
+    joined = reshaped(b, wide, (batch * windows, *rest))
+    return joined if before is None or is_shared else emit(b, "add", before, joined)
 
 
 def _mask(b: Builder, found: _Scores, rank: int, shape: Sequence[Dim]) -> Value | None:
@@ -229,8 +253,10 @@ def _mask(b: Builder, found: _Scores, rank: int, shape: Sequence[Dim]) -> Value 
     dtype = found.product.output.type.dtype
     for step in found.masks:
         if step.fill is None:
-            value = _joined(b, step) if step.windows else step.value
-            mask = value if mask is None else emit(b, "add", mask, value)
+            if step.windows:
+                mask = _joined(b, step, mask)
+            else:
+                mask = step.value if mask is None else emit(b, "add", mask, step.value)
         elif step.fill == -math.inf and len(found.masks) == 1:
             mask = emit(b, "not", step.value) if step.masked_where else step.value
         else:

@@ -46,6 +46,8 @@ class CpuBackend:
     joins_products = False  # each product reads its left operand from cache, and packs its weight alone
     splits_keys = False  # one thread walks a cache as fast as it comes
     splits_sums = False  # likewise a weight
+    channel_group = 1
+    reads_anywhere = False  # lanes want runs of neighbours
     precisions: frozenset[str] = frozenset({"fp32"})
 
     def target(self, architecture: str) -> Target:

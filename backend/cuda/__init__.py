@@ -12,9 +12,12 @@ from aot.backend.cuda.attend import emit_attend, emit_attend_parts, lacks_attent
 from aot.backend.cuda.code import has_type
 from aot.backend.cuda.contract import emit_contract
 from aot.backend.cuda.loops import emit_loops
+from aot.backend.cuda.recur import emit_recurrence
 from aot.backend.cuda.running import RUNNING, emit_running
 from aot.backend.cuda.scans import emit_scan
 from aot.backend.cuda.scatter import emit_scatter
+from aot.backend.cuda.steps import emit_steps
+from aot.backend.cuda.trees import emit_trees
 from aot.backend.cuda.window import emit_window
 from aot.errors import UnsupportedError
 from aot.ir import Node
@@ -24,9 +27,14 @@ from aot.ops import OPS
 from aot.target import Target
 
 OWNED: Mapping[str, Callable[[Kernel, Target], Emitted]] = {
-    "attention_parts": emit_attend_parts, "scatter_elements": emit_scatter, "scatter_nd": emit_scatter,
+    "attention_parts": emit_attend_parts,
+    "scatter_elements": emit_scatter,
+    "scatter_nd": emit_scatter,
     **dict.fromkeys(RUNNING, emit_running),
-}  # fmt: skip
+    **dict.fromkeys(("recur_lstm", "recur_gru", "recur_rnn", "recur_cell"), emit_recurrence),
+    "recur_map": emit_steps,
+    "tree_ensemble": emit_trees,
+}
 """The emitters of ops that own their loops; the others run on the CPU, between kernels."""
 
 
@@ -48,6 +56,8 @@ class CudaBackend:
             Kind.SCAN_AXIS,
             Kind.SCATTER,
             Kind.WINDOW,
+            Kind.RECUR,
+            Kind.OPAQUE,
             Kind.KERNEL,
         }
     )
@@ -56,6 +66,8 @@ class CudaBackend:
     joins_products = True
     splits_keys = True
     splits_sums = True
+    channel_group = 4  # two words of half precision, which go to shared memory by themselves
+    reads_anywhere = True
     precisions: frozenset[str] = frozenset({"fp32", "tf32", "fp16", "bf16"})
 
     def target(self, architecture: str) -> Target:

@@ -75,11 +75,17 @@ def assembler_version() -> str:
     return found[0] if found else "unknown"
 
 
+@cache
+def _worker_digest() -> str:
+    """What the compiling process does is part of what is kept."""
+    return hashlib.sha256(Path(__file__).with_name("worker.py").read_bytes()).hexdigest()
+
+
 def build(
     sources: Sequence[tuple[str, str]], architecture: Architecture, is_exact: bool, cache_dir: Path | None, jobs: int
 ) -> Built:
     """Compiles (symbol, text) pairs. Raises CompilerError with Triton's message where one does not compile."""
-    version = f"{triton_version()} {assembler_version()} {architecture.ptx}"
+    version = f"{triton_version()} {assembler_version()} {architecture.ptx} {_worker_digest()}"
     suffix = ".ptx" if architecture.ptx else ".cubin"
     folder = None if cache_dir is None else cache_dir / "cuda" / architecture.name
     with tempfile.TemporaryDirectory(prefix="aotc-") as work:

@@ -12,7 +12,8 @@ all at hand: the gate of a gated layer costs no kernel of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from aot import dims as dimension
@@ -41,6 +42,9 @@ FEW_STEPS = 4
 
 GROUP = 8
 """Tiles of rows that are walked before the next column of tiles."""
+
+STEP_COST = 12
+"""What a step of a loop costs beside its elements, in elements summed."""
 
 STREAM_ELEMENTS = 8192
 """Elements of the other matrix that a program of a stream holds at a time."""
@@ -145,6 +149,7 @@ class _Contract:
         self.batch_axes = [a for a in domain if a in of_b and a in of_a]
         self.rows, self.columns, self.batch = map(self._extent, (self.row_axes, self.column_axes, self.batch_axes))
         self.summed = self.kernel.axes[self.root.k].extent
+        self.taps = [a for a in self.root.taps if self.kernel.axes[a].extent != 1]
 
     def _extent(self, axes: Sequence[int]) -> Dim:
         return dimension.product(self.kernel.axes[a].extent for a in axes)
@@ -159,7 +164,8 @@ class _Contract:
         return self._elements()
 
     def _flops(self) -> Dim:
-        return self.batch * self.rows * self.columns * self.summed * 2 * len(self.root.rights)
+        summed = self.summed * self._extent(self.taps)
+        return self.batch * self.rows * self.columns * summed * 2 * len(self.root.rights)
 
     def _finish(self, tiling: Tiling, warps: int, stages: int, schedule: str, is_heavy: bool = False) -> Emitted:
         made = finish(
@@ -176,6 +182,7 @@ class _Contract:
             return self.schedule
         count = len(self.root.rights)
         rows, columns, summed, batch = map(typical, (self.rows, self.columns * count, self.summed, self.batch))
+        taps = typical(self._extent(self.taps))
         processors = int(self.target.numbers["multiprocessors"])
 
         item = operand.itemsize_bytes
@@ -183,6 +190,8 @@ class _Contract:
 
         def time(tile: Tile) -> float:
             """Cycles, by a model fitted to products measured on an H200 (docs/cuda.md)."""
+            tile = self._fitted(tile)
+            steps = taps * -(-summed // tile.summed)
             count = batch * -(-rows // tile.rows) * -(-columns // tile.columns)
             step_bytes = (tile.rows + tile.columns) * tile.summed * item
             fit = min(int(shared // (step_bytes * tile.stages)), 16 // tile.warps)
@@ -198,7 +207,7 @@ class _Contract:
                 """Of so many programs on each multiprocessor."""
                 # A lone program has nobody to work while it waits, or stores.
                 step = max(flops / rate * (together if together > 1 else 1.07), step_bytes / 56 * together, arrival)
-                return -(-summed // tile.summed) * step + 1600 + tile.rows * tile.columns / 16
+                return steps * step + 1600 + tile.rows * tile.columns / 16
 
             whole, rest = divmod(count, processors * most)
             return whole * wave(most) + (wave(-(-rest // processors)) if rest else 0)
@@ -209,6 +218,17 @@ class _Contract:
             tiles = tuple(tile for tile in tiles if tile.rows * tile.columns <= MOST_SUMS * 32 * tile.warps)
         tiles = tuple(tile for tile in tiles if tile.columns >= 16 * count)
         return min(tiles, key=time)
+
+    def _fitted(self, tile: Tile) -> Tile:
+        """A tile whose steps are no longer than what is summed; tap by tap, with few places behind the last channel."""
+        if not isinstance(self.summed, int):
+            return tile
+        channels = self.summed
+        step = longest = max(min(tile.summed, power_of_two(max(channels, 1))), 16)
+        if self.taps:
+            halves = [longest >> n for n in range(4) if longest >> n >= 16]
+            step = min(halves, key=lambda size: -(-channels // size) * (size + STEP_COST))
+        return replace(tile, summed=step, sums=max(min(tile.sums, step // 16), 1))
 
     def _has_wide_epilogue(self) -> bool:
         """Whether the epilogue has functions of many steps, or reads another tile, such as of a residual."""
@@ -223,10 +243,7 @@ class _Contract:
         self._pack()
         if self._suits_descriptors(operand):
             return self._described()
-        tile, code, root = self._choose(operand), self.code, self.root
-        if isinstance(self.summed, int):
-            step = max(min(tile.summed, power_of_two(self.summed)), 16)
-            tile = replace(tile, summed=step, sums=min(tile.sums, step // 16))
+        tile, code, root = self._fitted(self._choose(operand)), self.code, self.root
         width = tile.columns // len(root.rights)
         part = tile.summed // tile.sums
         lead = f"{tile.sums}, " if tile.sums > 1 else ""
@@ -248,19 +265,19 @@ class _Contract:
             for name in sums:
                 code.line(f"{name} = tl.zeros(({lead}{tile.rows}, {width}), tl.float32)")
             whole = isinstance(self.summed, int) and self.summed % tile.summed == 0
-            with code.block(f"for at in range(0, {self.dims.text(self.summed)}, {tile.summed})"):
+            with self._steps(tile) as (start, taps):
                 places = f"tl.arange(0, {part})"
                 if lead:
                     places = f"tl.arange(0, {tile.sums})[:, None] * {part} + {places}[None, :]"
-                code.line(f"k = {renderer.index('at')} + {places}")
+                code.line(f"k = {renderer.index(start)} + {places}")
                 mask = None if whole else f"(k < {self.dims.text(self.summed)})"
                 left = Scope(
-                    renderer, {**m, root.k: f"k{across_k}"},
+                    renderer, {**m, **taps, root.k: f"k{across_k}"},
                     [m_dim, TileDim(frozenset({root.k}), mask and f"{mask}{across_k}")],
                     f"({lead}{tile.rows}, {part})", outer,
                 )  # fmt: skip
                 right = Scope(
-                    renderer, {**n, root.k: f"k{down_k}"},
+                    renderer, {**n, **taps, root.k: f"k{down_k}"},
                     [TileDim(frozenset({root.k}), mask and f"{mask}{down_k}"), n_dim],
                     f"({lead}{part}, {width})", outer,
                 )  # fmt: skip
@@ -274,8 +291,22 @@ class _Contract:
             for name in sums if lead else ():
                 code.line(f"{name} = tl.sum({name}, axis=0)")
             self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({tile.rows}, {width})", sums)
-        is_heavy = typical(self.summed) > FEW_STEPS * tile.summed
+        is_heavy = typical(self.summed * self._extent(self.taps)) > FEW_STEPS * tile.summed
         return self._finish(tiling, tile.warps, tile.stages, f"tiles of {tile}", is_heavy)
+
+    @contextmanager
+    def _steps(self, tile: Tile) -> Iterator[tuple[str, dict[int, str]]]:
+        """The loop over what is summed; gives the first place of a step, and the indices of the taps."""
+        code, summed = self.code, self.dims.text(self.summed)
+        if not self.taps:
+            with code.block(f"for at in range(0, {summed}, {tile.summed})"):
+                yield "at", {}
+            return
+        steps = self.dims.text(dimension.ceildiv(self.summed, tile.summed))
+        with code.block(f"for step in range(0, {self.dims.text(self._extent(self.taps))} * {steps})"):
+            code.line(f"tap = step // {steps}")
+            code.line(f"at = step % {steps} * {tile.summed}")
+            yield "at", self._indices(self.taps, "tap")
 
     def _walk(self, down: Dim, across: Dim) -> None:
         """Writes which rows and columns of tiles a tile is, in groups of rows."""
@@ -347,8 +378,8 @@ class _Contract:
             n_dim, n = self._span(renderer, "n", "across", tile.columns, self.column_axes, "[None, :]")
             code.line(f"acc = tl.zeros(({tile.rows}, {tile.columns}), tl.float32)")
             with code.block(f"for at in tl.range(0, {summed}, {tile.summed})"):
-                code.line(f"rows = left.load([down * {tile.rows}, at])")
-                code.line(f"columns = right.load([across * {tile.columns}, at])")
+                code.line(f"rows = left.load([tl.cast(down * {tile.rows}, tl.int32), tl.cast(at, tl.int32)])")
+                code.line(f"columns = right.load([tl.cast(across * {tile.columns}, tl.int32), tl.cast(at, tl.int32)])")
                 code.line("acc = tl.dot(rows, columns.T, acc)")
             outer = Scope(renderer, {}, [], "(1, 1)")
             self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({tile.rows}, {tile.columns})", ["acc"])

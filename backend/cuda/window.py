@@ -1,7 +1,7 @@
 """WINDOW kernels: a convolution is a matrix product whose left operand is read through its window.
 
-Summed axes are one: taps, and channels innermost, as channels-last memory has them; places outside of the input read
-as 0. With groups each output sums few elements, and is a loop over them.
+Taps and channels are summed, channels innermost, as channels-last memory has them; places outside of the input read
+as 0. With groups each output sums few elements, without tensor cores (direct.py).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from aot import expr
 from aot.backend.base import Emitted, PackedOperand
-from aot.backend.cuda.contract import emit_contract
-from aot.backend.cuda.loops import emit_loops
+from aot.backend.cuda.contract import FEW_ROWS, Tile, emit_contract
+from aot.backend.cuda.direct import Direct, Lines, emit_direct
 from aot.dims import product
-from aot.dtypes import BOOL, I64, DType
+from aot.dtypes import BOOL, F32, I64, DType
 from aot.errors import CompilerError
 from aot.expr import Expr, axis, const, dim
 from aot.ir import TensorType
@@ -24,15 +24,16 @@ from aot.program import RecipeOp, RecipeStep
 from aot.target import Target
 
 
-def emit_window(kernel: Kernel, target: Target) -> Emitted:
-    """Triton for a kernel with a WindowRoot."""
+def emit_window(kernel: Kernel, target: Target, schedule: Tile | Direct | None = None) -> Emitted:
+    """Triton for a kernel with a WindowRoot; with `schedule`, cut as it says."""
     root = kernel.root
     if not isinstance(root, WindowRoot):
         raise CompilerError(f"{kernel.name}: not a convolution")
     if root.groups != 1:
-        return emit_loops(_as_sums(kernel, root), target)
+        direct, lines, packed = _as_direct(kernel, root)
+        return emit_direct(direct, target, lines, packed, schedule if isinstance(schedule, Direct) else None)
     product_kernel, packed = _as_product(kernel, root)
-    return emit_contract(product_kernel, target, packed=packed)
+    return emit_contract(product_kernel, target, schedule if isinstance(schedule, Tile) else None, packed)
 
 
 def _guarded(load: int, dtype: DType, indices: Sequence[Expr], tests: Sequence[Expr]) -> Expr:
@@ -67,19 +68,30 @@ def _positions(kernel: Kernel, root: WindowRoot, taps: Sequence[Expr]) -> tuple[
 def _as_product(kernel: Kernel, root: WindowRoot) -> tuple[Kernel, dict[int, PackedOperand]]:
     """The kernel with a matrix product: rows are samples and places, columns are output channels.
 
-    Weights that are constants are packed as [outputs, taps and channels], the order in which they are summed.
+    Weights that are constants are packed as [outputs, taps, channels], the order in which they are summed. The last
+    axes of the window, as many as `_joined_axes` says, are summed together with the channels, which are their
+    neighbours in memory; the others tap by tap, so that where a tap lies is known for a whole row of a tile.
     """
     x, w = kernel.inputs[root.x].type, kernel.inputs[root.w].type
     channels, window = w.shape[1], w.shape[2:]
-    number = len(kernel.axes)
-    summed = axis(number)
+    number, apart = len(kernel.axes), len(window) - _joined_axes(kernel, root)
+    tap_axes = tuple(number + 1 + position for position in range(apart))
+    joined = window[apart:]
+    axes = (
+        *kernel.axes, Axis(product((channels, *joined)), "k"), *(Axis(extent, "r") for extent in window[:apart])
+    )  # fmt: skip
     # k = ((r * S) + s) * C + c
-    channel = expr.call("mod", summed, dim(channels)) if channels != 1 else const(0, I64)
-    rest = expr.call("floordiv", summed, dim(channels)) if channels != 1 else summed
-    taps: list[Expr] = []
-    for extent in reversed(window):
-        taps.insert(0, const(0, I64) if extent == 1 else expr.call("mod", rest, dim(extent)))
-        rest = rest if extent == 1 else expr.call("floordiv", rest, dim(extent))
+    channel, rest = axis(number), const(0, I64)
+    if joined:
+        channel = expr.call("mod", axis(number), dim(channels)) if channels != 1 else const(0, I64)
+        rest = expr.call("floordiv", axis(number), dim(channels)) if channels != 1 else axis(number)
+    inner: list[Expr] = []
+    for position, extent in reversed(list(enumerate(joined))):
+        is_first = position == 0  # the rest is inside then
+        inner.insert(0, rest if is_first or extent == 1 else expr.call("mod", rest, dim(extent)))
+        rest = rest if is_first or extent == 1 else expr.call("floordiv", rest, dim(extent))
+        inner[0] = const(0, I64) if extent == 1 else inner[0]
+    taps = [*map(axis, tap_axes), *inner]
     places, tests = _positions(kernel, root, taps)
     a = _operand(root, _guarded(root.x, x.dtype, (axis(0), channel, *places), tests))
     b = _operand(root, expr.load(root.w, w.dtype, (axis(1), channel, *taps)))
@@ -91,11 +103,28 @@ def _as_product(kernel: Kernel, root: WindowRoot) -> tuple[Kernel, dict[int, Pac
         packed[root.w] = PackedOperand(
             (RecipeStep(RecipeOp.PACK, shape=sizes, coefficients=coefficients),), w.dtype.number, sizes
         )
-        inputs[root.w] = replace(inputs[root.w], type=TensorType(w.dtype, (sizes[0], math.prod(sizes[1:]))))
-        b = _operand(root, expr.load(root.w, w.dtype, (axis(1), summed)))
-    contraction = ContractRoot((), 0, 1, number, a, b, root.accumulate)
-    axes = (*kernel.axes, Axis(product((channels, *window)), "k"))
+        shape = (*sizes[: 1 + apart], math.prod(sizes[1 + apart :]))
+        inputs[root.w] = replace(inputs[root.w], type=TensorType(w.dtype, shape))
+        b = _operand(root, expr.load(root.w, w.dtype, (axis(1), *map(axis, tap_axes), axis(number))))
+    contraction = ContractRoot((), 0, 1, number, a, b, root.accumulate, taps=tap_axes)
     return replace(kernel, kind=Kind.CONTRACT, axes=axes, inputs=tuple(inputs), root=contraction), packed
+
+
+LEAST_CHANNELS = 16
+"""Channels that make a step of a product by themselves."""
+
+
+def _joined_axes(kernel: Kernel, root: WindowRoot) -> int:
+    """How many axes of the window are summed together with the channels: fewer make steps with simpler places.
+
+    None where the channels are enough for a step; the last where they are few; all where a product has no taps: one of
+    few rows, which is a stream, or one that is not added in f32.
+    """
+    channels, *window = kernel.inputs[root.w].type.shape[1:]
+    rows = product(a.extent for number, a in enumerate(kernel.axes[: kernel.domain]) if number != 1)
+    if root.accumulate != F32 or (isinstance(rows, int) and rows <= FEW_ROWS):
+        return len(window)
+    return 1 if isinstance(channels, int) and channels < LEAST_CHANNELS else 0
 
 
 def _operand(root: WindowRoot, value: Expr) -> Expr:
@@ -109,26 +138,34 @@ def _is_read_by_stores(kernel: Kernel, operand: int) -> bool:
     )
 
 
-def _as_sums(kernel: Kernel, root: WindowRoot) -> Kernel:
-    """The kernel with a sum over taps and the channels of a group in place of its root."""
+def _as_direct(kernel: Kernel, root: WindowRoot) -> tuple[Kernel, Lines, dict[int, PackedOperand]]:
+    """The kernel with a product at each place and channel, over taps and the channels of a group.
+
+    Weights that are constants are packed as [taps, channels of a group, outputs]: tiles have outputs innermost.
+    """
     x, w = kernel.inputs[root.x].type, kernel.inputs[root.w].type
     outputs, channels = w.shape[0], w.shape[1]
     if not isinstance(outputs, int) or not isinstance(channels, int):
         raise CompilerError(f"{kernel.name}: a convolution with groups of unknown sizes")
     first = len(kernel.axes)
-    extents = (channels, *w.shape[2:])
-    axes = (*kernel.axes, *(Axis(extent, "kr"[bool(n)]) for n, extent in enumerate(extents)))
-    summed = [axis(first + n) for n in range(len(extents))]
-    places, tests = _positions(kernel, root, summed[1:])
+    axes = (*kernel.axes, Axis(channels, "k"), *(Axis(extent, "r") for extent in w.shape[2:]))
+    taps = [axis(first + 1 + n) for n in range(w.rank - 2)]
+    places, tests = _positions(kernel, root, taps)
     group = expr.call("floordiv", axis(1), dim(outputs // root.groups)) if outputs != root.groups else axis(1)
-    place = (axis(0), group * channels + summed[0], *places)
-    value = expr.cast(_operand(root, _guarded(root.x, x.dtype, place, tests)), root.accumulate)
-    value = value * expr.cast(_operand(root, expr.load(root.w, w.dtype, (axis(1), *summed))), root.accumulate)
-    for n in reversed(range(len(extents))):
-        value = expr.reduce("sum", first + n, value)
-
-    def leaf(node: Expr) -> Expr | None:
-        return expr.cast(value, node.dtype) if node.op == "root" else None
-
-    stores = tuple(replace(store, value=expr.rewrite(store.value, leaf)) for store in kernel.stores)
-    return replace(kernel, kind=Kind.REDUCE, axes=axes, stores=stores, root=None)
+    a = _operand(root, _guarded(root.x, x.dtype, (axis(0), group * channels + axis(first), *places), tests))
+    b = _operand(root, expr.load(root.w, w.dtype, (axis(1), axis(first), *taps)))
+    inputs, packed = list(kernel.inputs), {}
+    sizes = tuple(size for size in (*w.shape[2:], channels, outputs) if isinstance(size, int))
+    if inputs[root.w].constant and len(sizes) == w.rank and not _is_read_by_stores(kernel, root.w):
+        order = (*range(2, w.rank), 1, 0)
+        coefficients = tuple(tuple(int(source == moved) for moved in order) for source in range(w.rank))
+        packed[root.w] = PackedOperand(
+            (RecipeStep(RecipeOp.PACK, shape=sizes, coefficients=coefficients),), w.dtype.number, sizes
+        )
+        inputs[root.w] = replace(inputs[root.w], type=TensorType(w.dtype, sizes))
+        b = _operand(root, expr.load(root.w, w.dtype, (*taps, axis(first), axis(1))))
+    tap_axes = tuple(range(first + 1, len(axes)))
+    product_root = ContractRoot((), 0, 1, first, a, b, root.accumulate, taps=tap_axes)
+    spatial = max(w.rank - 4, 0)  # of images the lines, of a series its only axis
+    lines = Lines(2 + spatial, tap_axes[spatial], root.strides[spatial], root.dilations[spatial])
+    return replace(kernel, kind=Kind.CONTRACT, axes=axes, inputs=tuple(inputs), root=product_root), lines, packed

@@ -12,6 +12,9 @@ from typing import Any
 
 from aot.backend.cuda.compile import assembler, header_of, module_text
 
+MOST_WARPS = 16
+"""Up to which a kernel whose registers do not suffice is compiled again, for twice as many threads."""
+
 PLAIN_CAPABILITY = 80
 """What kernels that stay text are lowered for: above it Triton uses instructions of single architectures."""
 
@@ -26,7 +29,10 @@ def main() -> None:
 
 
 def compile_one(symbol: str, source: str, path: Path, request: dict[str, Any]) -> dict[str, int]:
-    """Writes the cubin or PTX of one kernel at `path`; returns what its launch needs (the fields of Image)."""
+    """Writes the cubin or PTX of one kernel at `path`; returns what its launch needs (the fields of Image).
+
+    A kernel whose registers spill gets more threads, each with a smaller part of the same blocks.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -47,35 +53,44 @@ def compile_one(symbol: str, source: str, path: Path, request: dict[str, Any]) -
     is_text = bool(request["ptx"])
     if is_text:
         triton.knobs.runtime.add_stages_inspection_hook = _ending_with_text(request["capability"])
-    compiled = triton.compile(
-        ASTSource(
-            fn=function,
-            signature=signature,
-            constexprs={(len(kinds),): request["programmatic"]},
-            attrs={(number,): [["tt.divisibility", 16]] for number in multiples},
-        ),
-        target=GPUTarget("cuda", PLAIN_CAPABILITY if is_text else request["capability"], 32),
-        options={
-            "num_warps": header["warps"],
-            "num_stages": header["stages"],
-            "enable_fp_fusion": not request["exact"],
-            "launch_pdl": request["programmatic"],
-            **({"ptx_version": request["ptx"]} if is_text else {}),
-        },
-    )
-    path.write_bytes(compiled.asm["cubin"])
-    cubin = _assembled(path, request["capability"]) if is_text else path
-    registers, spilled = _resources(cubin, symbol)
-    metadata = compiled.metadata
-    return {
-        "threads": 32 * metadata.num_warps,
-        "shared_bytes": metadata.shared,
-        "scratch_bytes": metadata.global_scratch_size,
-        "wide_integers": sum(1 << number for number, kind in enumerate(header["integers"]) if kind == "i64"),
-        "registers": registers,
-        "spilled_bytes": spilled,
-        "is_heavy": header["heavy"],
-    }
+    facts: dict[str, int] = {}
+    warps = header["warps"]
+    while True:
+        compiled = triton.compile(
+            ASTSource(
+                fn=function,
+                signature=signature,
+                constexprs={(len(kinds),): request["programmatic"]},
+                attrs={(number,): [["tt.divisibility", 16]] for number in multiples},
+            ),
+            target=GPUTarget("cuda", PLAIN_CAPABILITY if is_text else request["capability"], 32),
+            options={
+                "num_warps": warps,
+                "num_stages": header["stages"],
+                "enable_fp_fusion": not request["exact"],
+                "launch_pdl": request["programmatic"],
+                **({"ptx_version": request["ptx"]} if is_text else {}),
+            },
+        )
+        attempt = path.with_suffix(".attempt")
+        attempt.write_bytes(compiled.asm["cubin"])
+        cubin = _assembled(attempt, request["capability"]) if is_text else attempt
+        registers, spilled = _resources(cubin, symbol)
+        metadata = compiled.metadata
+        if not facts or spilled < facts["spilled_bytes"]:
+            attempt.replace(path)
+            facts = {
+                "threads": 32 * metadata.num_warps,
+                "shared_bytes": metadata.shared,
+                "scratch_bytes": metadata.global_scratch_size,
+                "wide_integers": sum(1 << number for number, kind in enumerate(header["integers"]) if kind == "i64"),
+                "registers": registers,
+                "spilled_bytes": spilled,
+                "is_heavy": header["heavy"],
+            }
+        warps *= 2
+        if not facts["spilled_bytes"] or warps > MOST_WARPS:
+            return facts
 
 
 def _ending_with_text(capability: int) -> Any:

@@ -470,4 +470,13 @@ uint32_t aot_session_profile(const aot_session *session, uint64_t *out_ns, uint3
     return session->profile(out_ns, count, out_program);
 }
 
+int32_t aot_session_time_steps(aot_session *session, uint32_t repeats, aot_step_time *out_steps, uint32_t count,
+                               uint32_t *out_count, uint64_t *out_run_ns, aot_error *error) {
+    return guarded(error, [&] {
+        require(session, "session"), require(out_steps || !count, "out_steps"), require(out_run_ns, "out_run_ns");
+        const uint32_t found = session->time_steps(repeats, out_steps, count, out_run_ns);
+        if (out_count) *out_count = found;
+    });
+}
+
 }  // extern "C"

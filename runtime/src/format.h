@@ -364,7 +364,7 @@ struct SourceEntry {
     uint32_t dtype;
     Run shape;
     uint64_t bytes;
-    uint64_t external_offset;  // in the external file, where the weights mode is EXTERNAL
+    uint64_t external_offset;  // in the external file, where the weights mode is EXTERNAL; in the weights section, where it is EMBEDDED and a constant that is made from the source is not
     uint8_t sha256[32];  // of the row-major bytes; zero where the weights are embedded
 };
 static_assert(sizeof(SourceEntry) == 72, "layout");

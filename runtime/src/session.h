@@ -21,6 +21,8 @@ public:
     uint32_t thread_count() const { return thread_count_; }
     uint32_t profile(uint64_t *out_ns, uint32_t count, uint32_t *out_program) const;
     uint64_t host_steps() const { return flow_.host_steps(); }
+    // On a GPU; gives the number of steps (cuda/times.cpp).
+    uint32_t time_steps(uint32_t repeats, aot_step_time *steps, uint32_t count, uint64_t *run_ns);
 
     // For the flow of a program.
     const Model &model() const { return model_; }

@@ -233,24 +233,30 @@ private:
                 fail(section::CONSTANTS, record, "bytes do not fit dtype and shape");
             }
             if (constant.flags & constant_flag::EMBEDDED) {
-                if (constant.offset > a_.weights.bytes || constant.bytes > a_.weights.bytes - constant.offset ||
-                    constant.offset % kConstantAlignBytes) {
-                    fail(section::CONSTANTS, record, "it is outside the weights, or misaligned");
-                }
-            } else if (p_.weights == weights_mode::EMBEDDED) {
-                fail(section::CONSTANTS, record, "it should be embedded");
+                in_weights(section::CONSTANTS, record, constant.offset, constant.bytes);
             }
-            for (uint32_t j = 0; j < constant.recipe.count; ++j) recipe(constant.recipe.first + j);
+            const bool made_here = !(constant.flags & constant_flag::EMBEDDED) && p_.weights == weights_mode::EMBEDDED;
+            for (uint32_t j = 0; j < constant.recipe.count; ++j) recipe(constant.recipe.first + j, made_here);
         }
     }
 
-    void recipe(size_t record) const {
+    void in_weights(uint32_t kind, size_t record, uint64_t offset, uint64_t bytes) const {
+        if (offset > a_.weights.bytes || bytes > a_.weights.bytes - offset || offset % kConstantAlignBytes) {
+            fail(kind, record, "it is outside the weights, or misaligned");
+        }
+    }
+
+    // `made_here`: of sources that are in the weights section.
+    void recipe(size_t record, bool made_here) const {
         const RecipeEntry &step = a_.recipes[record];
         if (step.op > recipe_op::CONCAT) fail(section::RECIPES, record, "unknown op");
         if (step.shape.count > kMaxRank) fail(section::RECIPES, record, "too many dimensions");
         if (step.op == recipe_op::SOURCE) {
             const int64_t source = step.operands.count == 1 ? a_.integer(step.operands.first) : -1;
             if (source < 0 || source >= p_.sources.count) fail(section::RECIPES, record, "no such source");
+            const size_t number = p_.sources.first + static_cast<uint32_t>(source);
+            const SourceEntry &entry = a_.sources[number];
+            if (made_here) in_weights(section::SOURCES, number, entry.external_offset, entry.bytes);
         }
         if (step.op == recipe_op::CONCAT) {
             const bool has_both = step.operands.count == 2;

@@ -22,9 +22,11 @@ struct Range {
 
 class Sources final : public SourceWeights {
 public:
+    // `mapping`: the file, or NULL where it is read.
     Sources(const Artifact &artifact, const ProgramEntry &program, const ByteSource &source,
-            const WeightOptions &options)
-        : a_(artifact), p_(program), options_(options), file_(source.name()), held_(Allocator<uint8_t>(artifact.memory)) {
+            const WeightOptions &options, const uint8_t *mapping)
+        : a_(artifact), p_(program), artifact_file_(source), mapping_(mapping), options_(options), file_(source.name()),
+          held_(Allocator<uint8_t>(artifact.memory)) {
         if (p_.weights != weights_mode::EXTERNAL) return;
         if (options.external_path) {
             path_ = options.external_path;
@@ -39,6 +41,13 @@ public:
 
     const uint8_t *bytes(uint32_t index) override {
         const SourceEntry &source = a_.sources[p_.sources.first + index];
+        if (p_.weights == weights_mode::EMBEDDED) {
+            const uint64_t offset = a_.weights.offset + source.external_offset;
+            if (mapping_) return mapping_ + offset;
+            held_.resize(static_cast<size_t>(source.bytes));
+            artifact_file_.read(offset, held_.data(), held_.size());
+            return held_.data();
+        }
         const char *name = a_.text(source.name);
         const uint8_t *data = given(source, name);
         const bool is_given = data;
@@ -152,6 +161,8 @@ private:
 
     const Artifact &a_;
     const ProgramEntry &p_;
+    const ByteSource &artifact_file_;
+    const uint8_t *mapping_;
     const WeightOptions &options_;
     const char *file_;
     Vector<uint8_t> held_;
@@ -178,11 +189,14 @@ public:
             });
         }
         if (total) out_.block = Block(a_.memory, total, total >= (size_t{2} << 20) ? size_t{2} << 20 : 64);
-        if (map) out_.mapping = source_.map(), out_.watch = source_.watch();
+        // Sources in the file are looked at a second time, behind the hash.
+        const auto watch = map || total > made ? source_.watch() : nullptr;
+        if (map) out_.mapping = source_.map(), out_.watch = watch;
         hash_and_copy();
-        if (out_.watch) out_.watch->must_be_unchanged(source_.name());
+        if (out_.watch) out_.watch->must_be_unchanged(source_.name());  // to look at a mapping of a cut file is death
         out_.bytes = total + (map ? a_.weights.bytes : 0);
         point_and_make(made);
+        if (watch) watch->must_be_unchanged(source_.name());
     }
 
 private:
@@ -258,7 +272,9 @@ private:
             std::unique_ptr<Sources> sources;
             for_constants(number, [&](const ConstantEntry &constant, uint32_t) {
                 if (!(constant.flags & constant_flag::EMBEDDED)) {
-                    if (!sources) sources = std::make_unique<Sources>(a_, a_.programs[number], source_, options_);
+                    if (!sources) {
+                        sources = std::make_unique<Sources>(a_, a_.programs[number], source_, options_, out_.mapping.get());
+                    }
                     place = round_up(place, kConstantAlignBytes);
                     uint8_t *to = out_.block.data() + place;
                     run_recipe(a_, a_.programs[number], constant, *sources, source_.name(), to);

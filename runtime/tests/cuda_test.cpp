@@ -228,6 +228,44 @@ void runs() {
     }
 }
 
+// Each step many times in a graph of its own, and the whole run; the simulated driver takes half a millisecond for either.
+void kernels_are_timed() {
+    for (uint32_t flags : {0u, unsigned(AOT_SESSION_NO_GRAPH), unsigned(AOT_SESSION_FULL_EDGES)}) {
+        fake_machine(1, 90, 13000, 1 << 30);
+        aot_model *model = load();
+        aot_session *session = session_of(model, flags);
+        aot_error error = new_error();
+        aot_step_time steps[5] = {{9, 9, 9}, {9, 9, 9}, {9, 9, 9}, {9, 9, 9}, {9, 9, 9}};
+        uint64_t run_ns = 0;
+        uint32_t count = 0;
+        CHECK(aot_session_time_steps(session, 50, steps, 4, &count, &run_ns, &error) == AOT_ERROR_ARGUMENT);
+        CHECK_TEXT(error.message, "there are no kernels to time");
+        Case host(300), empty(0), device(64, 3);
+        CHECK(device.on_device(model) && device.run(session) == AOT_OK);  // in a stream, perhaps still running
+        CHECK(aot_session_time_steps(session, 50, steps, 4, nullptr, &run_ns, &error) == AOT_OK);
+        CHECK(host.run(session) == AOT_OK);
+        const long launched = fake_count("graph_launch"), early = fake_count("early");
+        CHECK(aot_session_time_steps(session, 0, steps, 4, &count, &run_ns, &error) == AOT_ERROR_ARGUMENT);
+        CHECK(aot_session_time_steps(session, 50, steps, 4, &count, &run_ns, &error) == AOT_OK);
+        CHECK(count == 4 && run_ns == 10000 && fake_count("graph_launch") == launched + 51 + 4 * 2);
+        for (uint32_t i = 0; i < 4; ++i) {
+            CHECK(steps[i].ns == 10000 && steps[i].starts_early == (i && flags != AOT_SESSION_FULL_EDGES) && !steps[i].reserved);
+        }
+        CHECK(steps[4].ns == 9);
+        CHECK((fake_count("early") == early) == (flags == AOT_SESSION_FULL_EDGES));
+        CHECK(host.right());  // what the caller got before
+        CHECK(aot_session_time_steps(session, 3, steps, 2, &count, &run_ns, &error) == AOT_OK && count == 4);
+        CHECK(host.run(session) == AOT_OK && host.right());  // the session is none the worse
+        CHECK(empty.run(session) == AOT_OK && aot_session_time_steps(session, 2, steps, 5, &count, &run_ns, &error) == AOT_OK);
+        CHECK(count == 4 && steps[0].ns == 0 && steps[4].ns == 0);
+        aot_session_destroy(session);
+        for (void *piece : device.pieces) aot_device_free(model, piece);
+        device.pieces.clear();
+        aot_model_unload(model);
+        CHECK_CLEAN(0);
+    }
+}
+
 // Only the launches whose addresses changed are touched, and shapes come and go within the limit.
 void graphs_are_kept() {
     fake_machine(1, 90, 13000, 1 << 30);
@@ -474,6 +512,9 @@ int32_t all_of_it(uint32_t flags, aot_error *error) {
         if (status == AOT_OK && found) status = device.run(session, error);
         if (status == AOT_OK && found && device.fetch()) CHECK(device.right());
         if (status == AOT_OK && found) status = device.run(session, error, nullptr, false);
+        aot_step_time times[4];
+        uint64_t run_ns = 0;
+        if (status == AOT_OK && found) status = aot_session_time_steps(session, 2, times, 4, nullptr, &run_ns, error);
     }
     aot_session_destroy(session);
     aot_model_unload(model);
@@ -592,6 +633,7 @@ int main(int count, char **arguments) {
     too_old_or_missing();
     the_driver_notices();
     runs();
+    kernels_are_timed();
     graphs_are_kept();
     captured();
     weights_are_shared();

@@ -87,7 +87,7 @@ def test_weights_outside(mode: str) -> None:
 
 
 def test_unknown_weights_mode() -> None:
-    with pytest.raises(OptionError, match="embedded, external or none"):
+    with pytest.raises(OptionError, match="embedded, packed, external or none"):
         handmade.artifact(weights="inside")
 
 

@@ -40,14 +40,15 @@ def recurrence(
     layouts: Mapping[str, Layout] | None = None,
     results: tuple[int, ...] | None = None,
     directions: int = 1,
+    extra: int = 1,
     **attrs: Any,
 ) -> Kernel:
     """A kernel of one recurrence; `layouts` by operand name, and of y under "y"; `results`: those that are read."""
     form, layouts = form_of(op, attrs), layouts or {}
     shapes: dict[str, tuple[Dim, ...]] = {
-        "gates": (steps, batch, form.gates * hidden), "weight": (directions, form.gates * hidden, hidden),
+        "gates": (steps, batch, form.inputs * hidden), "weight": (directions, form.gates * hidden, hidden),
         "lengths": (batch,), "h": (1, batch, hidden), "c": (1, batch, hidden),
-        "peephole": (3 * hidden,), "bias": (hidden,),
+        "peephole": (3 * hidden,), "bias": (hidden,), "extra": (extra * hidden,),
     }  # fmt: skip
     builder = Builder()
     names = [name for name in OPERANDS[op] if name in ("gates", "weight", *given)]

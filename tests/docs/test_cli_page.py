@@ -36,7 +36,7 @@ def test_every_command_has_a_section() -> None:
 def test_every_option_is_named_in_its_section(name: str) -> None:
     sections = _sections()
     text = sections[name]
-    if name in ("verify", "bench"):
+    if name in ("verify", "bench", "profile"):
         text += sections["run"]  # which says that these take its options too
     elif name == "opt":
         text += sections["build"]

@@ -122,6 +122,8 @@ class FakeBackend:
     joins_products: bool = False
     splits_keys: bool = False
     splits_sums: bool = False
+    channel_group: int = 1
+    reads_anywhere: bool = False
     precisions: frozenset[str] = frozenset({"fp32"})
 
     def layouts(self, node: Node, target: Target) -> Sequence[Mapping[Value, Layout]]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aot.builder import Builder
-from aot.dtypes import F16, F32, F64, I64
+from aot.dtypes import BF16, F16, F32, F64, I64, DType
 from aot.evaluate import evaluate
 from aot.ir import Const, Graph, const_of
 from aot.options import CompileOptions
@@ -45,6 +45,12 @@ def remade(const: Const) -> np.ndarray[Any, Any]:
     """The constant made again from its sources by its recipe."""
     assert const.recipe is not None
     return run(const.recipe, [Source(source.source, source) for source in const.recipe_sources])
+
+
+def half(b: Builder, dtype: DType, *shape: int, seed: int = 0) -> Any:
+    """A weight in 16 bits, of numbers above 0."""
+    array = np.abs(np.random.default_rng(seed).standard_normal(shape)) + 0.1
+    return b.const(array.astype(dtype.numpy), f"half{seed}")
 
 
 def test_constant_arithmetic_goes() -> None:
@@ -124,6 +130,8 @@ def test_bisection_counts_folds() -> None:
         lambda b: b.pad(w(b, 2, 3), before=(0, 0), after=(1, 2)),
         lambda b: b.mul(w(b, 2, 3), b.reshape(n(b, 0.3), shape=(1, 1))),
         lambda b: (lambda a: b.mul(b.add(a, w(b, 3, seed=1)), a))(w(b, 3)),
+        lambda b: b.div(half(b, F16, 2, 3), b.sqrt(b.add(half(b, F16, 3, seed=1), b.cast(n(b, 1e-3), to=F16)))),
+        lambda b: b.reciprocal(b.mul(half(b, BF16, 2, 3), half(b, BF16, 3, seed=1))),
     ],
 )
 def test_recipes_remake_the_bits(build: Any) -> None:

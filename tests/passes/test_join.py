@@ -43,6 +43,8 @@ class Joiner:
     joins_products: bool = True
     splits_keys: bool = False
     splits_sums: bool = False
+    channel_group: int = 1
+    reads_anywhere: bool = False
     precisions: frozenset[str] = frozenset({"fp32", "fp16", "bf16"})
 
 

@@ -250,6 +250,9 @@ def handmade_seeds() -> Iterator[tuple[str, bytes]]:
     elsewhere = replace(base, target="cpu:x86-64-v4", code=b"other code")
     self_test = {"input:x": np.zeros((1, 5), np.float32)}
     yield "variants", handmade.artifact(fixed, base, elsewhere, self_test=self_test).data
+    rows = Constant("layer.weight", dtypes.F32.number, (5, 19), (recipe.source(0),))
+    alike = replace(base, target="cuda:sm_90a", kernels=(), steps=(), buffers=(), constants=(rows, base.constants[1]))
+    yield "kept-sources", handmade.artifact(alike, base, debug=None).data
     always = replace(base.constants[1], always_embedded=True)
     mixed = replace(base, constants=(base.constants[0], always))
     yield "mixed", handmade.artifact(mixed, weights="none", debug=None).data

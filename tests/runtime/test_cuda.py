@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import subprocess
 import sys
@@ -13,13 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from aot import dtypes
+from aot import dtypes, recipe
 from aot.cli.machine import selection
+from aot.cli.main import cli
 from aot.errors import AotError, ArtifactError, GuardError, RunError, TargetError
-from aot.ir import Array, TensorType
-from aot.program import Guard, GuardKind, Port, Program
-from aot.runtime import Machine, _device, _tensors, target_rank, this_machine
+from aot.ir import Array, TensorType, const_of
+from aot.program import Constant, Guard, GuardKind, Port, Program, RecipeOp, RecipeStep, Source
+from aot.runtime import Machine, _device, _library, _tensors, target_rank, this_machine
 from tests.runtime import cuda_programs, handmade
 from tests.simulated import DEVICE_BYTES
 
@@ -445,3 +448,126 @@ def test_device_view_of_scalars(fake: ctypes.CDLL) -> None:
         assert view.is_on_device and view.shape == () and view.element() == b""
         with pytest.raises(AttributeError, match="no element type for bf16"):
             _ = _device.DeviceTensor(tensor._memory, (1,), "bf16", 0).__cuda_array_interface__
+
+
+def test_constants_that_are_made_at_load(fake: ctypes.CDLL) -> None:
+    """The file holds half of the weight, which a program for the CPU reads as it is, and the GPU's twice."""
+    half = Source("layer.half", const_of(cuda_programs.weight() / 2, "layer.half"))
+    steps = (recipe.source(0), recipe.source(0), RecipeStep(RecipeOp.ADD))
+    shape = (cuda_programs.MOST,)
+    gpu = replace(cuda_programs.program(), sources=(half,), constants=(Constant("w", dtypes.F32.number, shape, steps),))
+    plain = Constant("half", dtypes.F32.number, shape, (recipe.source(0),))
+    cpu = replace(gpu, target="cpu:x86-64", kernels=(), steps=(), code=b"", buffers=(), constants=(plain,))
+    artifact = cuda_programs.artifact(gpu, cpu)
+    assert artifact.sections["weights"] == 4 * cuda_programs.MOST
+    assert [row.made_bytes for row in artifact.target_bytes] == [4 * cuda_programs.MOST, 0]
+    with artifact.load() as model:
+        assert model.target == "cuda:sm_90a"
+        check(model.run(case(300)), case(300))
+
+
+def test_variants_share_modules(fake: ctypes.CDLL) -> None:
+    """Two programs whose blobs of code differ have what they share once in the file, and once on the device."""
+    general = cuda_programs.program()
+    image = b"FAKE 90 k_copy and nothing else\0"
+    kernels = list(cuda_programs.program(variant="n=8", n=8).kernels)
+    assert kernels[2].image is not None
+    offset = -(-len(general.code) // 64) * 64
+    own = replace(kernels[2].image, offset_bytes=offset, size_bytes=len(image))
+    kernels[2] = replace(kernels[2], image=own)
+    code = general.code.ljust(offset, b"\0") + image
+    fixed = replace(cuda_programs.program(variant="n=8", n=8), kernels=tuple(kernels), code=code)
+    artifact = cuda_programs.artifact(fixed, general)
+    assert artifact.sections["code"] < len(code) + 64 and artifact.programs[0].code == artifact.programs[1].code
+    live = fake.fake_live()
+    with artifact.load() as model:
+        modules = 2
+        assert fake.fake_live() == live + modules + 2  # the context and the weight
+        for n in (8, 300):
+            check(model.run(case(n)), case(n))
+
+
+# Profiles.
+
+
+def test_kernels_are_timed_in_graphs(fake: ctypes.CDLL) -> None:
+    """The simulated driver says of every pair of events that half a millisecond lies between."""
+    with cuda_programs.artifact().load() as model:
+        given = case(300)
+        kept = given["cache"].copy()
+        times = model.time_steps(given, repeats=50)
+        assert (times.method, times.repeats, model.programs[times.program].variant) == ("graph", 50, "")
+        assert times.run_seconds == pytest.approx(1e-5)
+        assert [step.label for step in times.steps] == [label for label, _, _ in model.profile(given, 1)]
+        assert [step.seconds for step in times.steps] == pytest.approx([1e-5] * 4)
+        assert [step.starts_early for step in times.steps] == [False, True, True, True]
+        np.testing.assert_array_equal(given["cache"], kept)  # the profiler's state is its own
+        check(model.run(given), given)
+        assert model.time_steps(given).repeats == 200  # as many as there may be: a run seems short
+        assert model.programs[model.time_steps(case(8), repeats=1).program].variant == "n=8"
+        assert [step.seconds for step in model.time_steps(case(0), repeats=2).steps] == [0, 0, 0, 0]
+        assert 0 < model.copy_rate(16 << 20) < 1e13
+        with pytest.raises(RunError, match="a profile wants inputs in CPU memory"):
+            model.time_steps({name: model.to_device(array) for name, array in given.items()})
+    with cuda_programs.artifact().load(early_start=False) as model:
+        assert not any(step.starts_early for step in model.time_steps(case(300), repeats=2).steps)
+
+
+def test_a_kernel_that_cannot_be_timed_is_named(fake: ctypes.CDLL) -> None:
+    with cuda_programs.artifact().load() as model:
+        given = case(300)
+        model.time_steps(given, repeats=1)
+        before = fake.fake_calls()
+        model.time_steps(given, repeats=1)
+        calls = fake.fake_calls() - before
+        messages = set()
+        for at in range(0, calls, 5):
+            fake.fake_fail(at, 719)
+            try:
+                model.time_steps(given, repeats=1)
+            except RunError as error:
+                messages.add(error.where)
+            fake.fake_fail(0, 0)
+        assert {"kernel 'copy' of layer/Identity", "kernel 'add_first' of layer/Add"} & messages
+
+
+def test_memory_that_is_short_is_copied_in_smaller_pieces(fake: ctypes.CDLL) -> None:
+    fake.fake_machine(1, 90, 13000, 8 << 20)
+    with cuda_programs.artifact().load() as model:
+        assert model.copy_rate(64 << 20) > 0
+        places = []
+        while True:
+            place, error = ctypes.c_void_p(), _library.new_error()
+            if model._lib.aot_device_allocate(model._live, 1 << 20, ctypes.byref(place), ctypes.byref(error)):
+                break
+            places.append(place)
+        assert model.copy_rate(64 << 20) == 0
+        for place in places:
+            model._lib.aot_device_free(model._live, place)
+
+
+def test_profile_command(fake: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = 4e12
+    monkeypatch.setattr("aot.runtime.Model.copy_rate", lambda self: rate)
+    path = tmp_path / "gpu.aot"
+    made = cuda_programs.program()
+    images = [replace(k, image=replace(k.image, registers=33, spilled_bytes=4)) for k in made.kernels if k.image]
+    steps = [replace(step, bytes_moved=cuda_programs.N.dim * 12, flops=cuda_programs.N.dim) for step in made.steps]
+    cuda_programs.artifact(replace(made, kernels=tuple(images), steps=tuple(steps))).save(path)
+    arguments = ["profile", str(path), "--dim", "n=300", "--repeats", "50"]
+    pages = ["--html", str(tmp_path / "page.html"), "--trace", str(tmp_path / "trace.json")]
+    result = CliRunner().invoke(cli, [*arguments, *pages, "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["target"], found["method"], found["dims"]) == ("cuda:sm_90a", "graph", {"n": 300})
+    assert "a GPU of compute capability 9.0" in found["machine"] and found["launches"] == 4
+    assert found["gap_seconds"] == pytest.approx(-3e-5)  # four kernels of 10 us in a run of 10 us
+    assert found["ceilings"]["memory_bytes"] == rate and found["ceilings"]["flops"]["half"] == 7.3e14
+    assert "sm_90a (H100 and H200), not measured" in found["ceilings"]["flops_from"]
+    for row, kernel in zip(found["rows"], made.kernels, strict=True):
+        assert (row["blocks"], row["threads"], row["registers"], row["spilled_bytes"]) == (3, 128, 33, 4)
+        assert row["bytes"] == 3600 and row["bytes_per_s"] == pytest.approx(3.6e8) and row["nodes"] == list(kernel.locs)
+    assert "layer/Cache" in (tmp_path / "page.html").read_text()
+    text = CliRunner().invoke(cli, arguments)
+    assert "overlap -30.00 us" in text.stdout and "3 x 128 early" in text.stdout and "spill" in text.stderr
+    assert "33, 65536 B, 4 B spilled" in text.stdout

@@ -421,6 +421,22 @@ AOT_API uint64_t aot_session_host_steps(const aot_session *session);
 AOT_API uint32_t aot_session_profile(const aot_session *session, uint64_t *out_ns, uint32_t count,
                                      uint32_t *out_program);
 
+/* The time of a step, as aot_session_time_steps takes it. */
+typedef struct aot_step_time {
+    uint64_t ns;          /* of one launch; 0: nothing is launched for these shapes */
+    uint32_t starts_early; /* 1: in a run the kernel may begin before the one ahead of it has ended */
+    uint32_t reserved;
+} aot_step_time;
+
+/* Takes the time of each kernel of the last run, on a GPU, without the cost of launching it: `repeats` launches in a
+ * graph of their own, one behind the other as in a run, with warm caches. `*out_run_ns`: one of as many runs in a row,
+ * each a graph, without copies of inputs and outputs. Writes at most `count` steps; `*out_count` (or NULL): how many
+ * there are. The memory of the last run is written over and over: its outputs in device memory, and state that it
+ * updates in place, hold nothing of use afterwards. Errors: ARGUMENT (not on a GPU, no run, or a program with control
+ * flow), MEMORY, DEVICE. */
+AOT_API int32_t aot_session_time_steps(aot_session *session, uint32_t repeats, aot_step_time *out_steps, uint32_t count,
+                                       uint32_t *out_count, uint64_t *out_run_ns, aot_error *error);
+
 /* ---- Generated code ---- */
 
 /* How generated kernels are called; every thread of a run calls every kernel. */

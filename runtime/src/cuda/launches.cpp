@@ -54,7 +54,8 @@ Launches::Launches(const Model &model, const Memory &memory, Plan &plan, bool ea
         parameters_.push_back(&nothing_);
         const uint64_t few = kEarlyBlocks * static_cast<uint64_t>(device_.device.multiprocessors);
         const bool is_light = !(kernel.flags & kernel_flag::HEAVY) && blocks <= few;
-        launch.is_programmatic = early && device_.is_programmatic() && follows_light && is_light;
+        launch.repeats_early = early && device_.is_programmatic() && is_light;
+        launch.is_programmatic = launch.repeats_early && follows_light;
         follows_light = is_light;
         launches_.push_back(launch);
     }

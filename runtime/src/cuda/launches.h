@@ -22,6 +22,8 @@ public:
     void launch_graph(Stream stream);
     // Launches one by one; `events`, one more than steps, are recorded around each step where given.
     void launch_plain(Stream stream, bool programmatic, const Event *events);
+    // Nanoseconds of one launch of each of `count` steps and of a whole run, as means of `repeats` in a row (times.cpp).
+    void time(Stream stream, uint32_t repeats, aot_step_time *steps, uint32_t count, uint64_t *run_ns);
     size_t held_bytes() const;
 
 private:
@@ -30,6 +32,7 @@ private:
         Node handle;
         uint32_t step;
         bool is_programmatic;  // it may start before the one ahead of it has ended
+        bool repeats_early;    // so it may where it follows itself
         bool is_stale;         // its parameters in the graph are old ones
     };
 

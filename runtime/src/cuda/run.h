@@ -78,6 +78,9 @@ public:
     };
     Space &space() { return space_; }
 
+    // Times the launches of a plan that has run (times.cpp).
+    void time(Plan &plan, uint32_t repeats, aot_step_time *steps, uint32_t count, uint64_t *run_ns);
+
     // Whether a run has the arrays of the last one, which were found to lie apart.
     bool is_repeated(const Plan &plan, const aot_tensor *const *inputs, const Outputs &outputs) const;
     int32_t output_device_type(uint32_t index) const { return outputs_[index].device_type; }
