@@ -15,11 +15,12 @@ from aot.backend.cuda.recur import emit_recurrence
 from aot.backend.cuda.running import RUNNING, emit_running
 from aot.backend.cuda.scans import emit_scan
 from aot.backend.cuda.scatter import emit_scatter
+from aot.backend.cuda.sort import emit_sort
+from aot.backend.cuda.source import emit_source
 from aot.backend.cuda.steps import emit_steps
 from aot.backend.cuda.trees import emit_trees
 from aot.backend.cuda.window import emit_window
-from aot.errors import UnsupportedError
-from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, ScanRoot, WindowRoot
+from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, ScanRoot, WindowRoot
 from aot.target import Target
 
 OWNED: Mapping[str, Callable[[Kernel, Target], Emitted]] = {
@@ -30,8 +31,10 @@ OWNED: Mapping[str, Callable[[Kernel, Target], Emitted]] = {
     **dict.fromkeys(("recur_lstm", "recur_gru", "recur_rnn", "recur_cell"), emit_recurrence),
     "recur_map": emit_steps,
     "tree_ensemble": emit_trees,
+    "sort": emit_sort,
+    "top_k": emit_sort,
 }
-"""The emitters of whole ops."""
+"""The emitters of whole ops; the others have Triton source in their entry."""
 
 
 class CudaBackend:
@@ -53,6 +56,8 @@ class CudaBackend:
             Kind.SCATTER,
             Kind.WINDOW,
             Kind.RECUR,
+            Kind.SORT,
+            Kind.RANDOM,
             Kind.OPAQUE,
             Kind.KERNEL,
         }
@@ -79,10 +84,7 @@ class CudaBackend:
             return emit_attend(kernel, target)
         if isinstance(kernel.root, ScanRoot):
             return emit_scan(kernel, target)
-        if isinstance(kernel.root, OwnedRoot) and kernel.root.op in OWNED:
-            return OWNED[kernel.root.op](kernel, target)
-        what = kernel.root.op if isinstance(kernel.root, OwnedRoot) else kernel.kind.value
-        raise UnsupportedError(f"a GPU has no kernel for {what} yet")
+        return OWNED.get(kernel.root.op, emit_source)(kernel, target)
 
     def build(
         self,
