@@ -42,12 +42,14 @@ def emit_source(kernel: Kernel, target: Target) -> Emitted:
         raise OperatorError(f"the source must be text, not {type(text).__name__}", where=where)
     if not isinstance(programs, int | dimension.DimExpr):
         raise OperatorError(f"programs must be a number, not {programs!r}", where=where)
+    function = _function(text, source, where)
+    _check_results(function, root)
     code, dims = Code(1), DimTable()
     tiling = Tiling(code, dims)
     with tiling.programs(programs) as program:
         given = _Arguments(kernel, root, len(types), dims, program)
         arguments = []
-        for name in _parameters(text, source, where):
+        for name in _parameters(function):
             argument = given.find(name)
             if argument is None:
                 raise OperatorError(
@@ -76,8 +78,8 @@ def _made(value: object, what: str, root: OwnedRoot, types: Sequence[TensorType 
         raise OperatorError(f"{what} raised {type(error).__name__}: {error}", where=where) from error
 
 
-def _parameters(text: str, source: KernelSource, where: str) -> list[str]:
-    """The names of the function's parameters. Raises OperatorError where there is no such function."""
+def _function(text: str, source: KernelSource, where: str) -> ast.FunctionDef:
+    """The function of a source. Raises OperatorError where there is no such function."""
     try:
         module = ast.parse(text)
     except SyntaxError as error:
@@ -87,9 +89,26 @@ def _parameters(text: str, source: KernelSource, where: str) -> list[str]:
         if isinstance(node, ast.FunctionDef) and node.name == source.function:
             if not any(ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list):
                 raise OperatorError(f"the Triton function {source.function} lacks @triton.jit", where=where)
-            return [argument.arg for argument in (*node.args.posonlyargs, *node.args.args)]
+            return node
     hint = f"Define `@triton.jit` and `def {source.function}(program, in0, out0, ...)`."
     raise OperatorError(f"the Triton source has no function {source.function}", where=where, hint=hint)
+
+
+def _parameters(function: ast.FunctionDef) -> list[str]:
+    return [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+
+
+def _check_results(function: ast.FunctionDef, root: OwnedRoot) -> None:
+    """Raises UnsupportedError where the function wants the memory of a result that nobody reads."""
+    compared = [node for node in ast.walk(function) if isinstance(node, ast.Compare)]
+    tested = {
+        node.left.id
+        for node in compared
+        if isinstance(node.left, ast.Name) and isinstance(node.ops[0], ast.Is | ast.IsNot)
+    }
+    for number, place in enumerate(root.results):
+        if place is None and f"out{number}" in _parameters(function) and f"out{number}" not in tested:
+            raise UnsupportedError(f"a GPU has no kernel for {root.op} of which nobody reads result {number}")
 
 
 class _Arguments:

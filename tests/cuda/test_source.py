@@ -145,6 +145,15 @@ def test_faults_of_custom_operators(changes: dict[str, Any], said: str) -> None:
         BACKEND.emit(built(operator, np.ones((2, 3), np.float32)), TARGET)
 
 
+def test_results_that_nobody_reads_are_tested_for_or_refused() -> None:
+    always = DOUBLE.replace("    if out1 is not None:\n        tl.store(out1", "    tl.store(out1")
+    operator = custom(text=always)
+    with use([operator]):
+        BACKEND.emit(built(operator, np.ones((2, 3), np.float32)), TARGET)
+        with pytest.raises(UnsupportedError, match="of which nobody reads result 1"):
+            BACKEND.emit(built(operator, np.ones((2, 3), np.float32), read=(0,)), TARGET)
+
+
 def test_ops_without_a_source_are_refused() -> None:
     sample = samples_of("svd")[0]
     with pytest.raises(UnsupportedError, match="a GPU has no kernel for svd"):
