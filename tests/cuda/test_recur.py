@@ -152,7 +152,7 @@ def test_weights_of_both_directions() -> None:
 def test_weights_that_do_not_fit(op: str, before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the rows stays, or none; pieces that divide what is left, and that do not."""
     attrs: dict[str, Any] = {"linear_before_reset": before} if op == "recur_gru" else {}
-    for hidden, held, piece in ((48, 1 << 12, 1 << 10), (50, 1 << 13, 1 << 11), (64, 1 << 8, 1 << 11), (19, 0, 1 << 9)):
+    for hidden, held, piece in ((48, 1 << 12, 1 << 11), (50, 1 << 13, 1 << 12), (64, 1 << 8, 1 << 11), (19, 0, 1 << 9)):
         monkeypatch.setattr(emitter, "RESIDENT_BYTES", held)
         monkeypatch.setattr(emitter, "PIECE_BYTES", piece)
         schedule = check(recurrence(op, 3, 2, hidden, given_to(op), **attrs))
