@@ -49,7 +49,7 @@ TILE_ROWS = 16
 """Rows of the batch that go through the tensor cores together."""
 
 LEAST_UNITS = 16
-SHARE_UNITS = 32
+SHARE_UNITS = 16
 """Units of a program where there is one step."""
 
 STREAM_STAGES = 3
@@ -341,7 +341,8 @@ class _Rows(_Recurrence):
             gate, unit = str(matrix.gates[0]), column
         address = self._weight(k, gate, unit, column if len(matrix.gates) > 1 else None)
         whole = first.isdigit() and int(first) + count <= self.hidden
-        masks = [] if whole or (self.hidden - self.resident) % count == 0 else [f"({k} < {self.hidden})"]
+        whole = whole or ((self.hidden - self.resident) % count == 0 and not (self.is_shared and first == "following"))
+        masks = [] if whole else [f"({k} < {self.hidden})"]
         if self.inside is not None:
             masks.append(f"({column} < {limit})")
         return self._read(f"{address} + tl.zeros(({count}, {matrix.columns}), tl.int32)", " & ".join(masks) or None)
@@ -366,14 +367,17 @@ class _Rows(_Recurrence):
                     code.line(f"a{name} = tl.zeros(({self.piece}, {matrix.columns}), {self.type})")
             end = self.resident + self.chunks * self.piece
             with code.block(f"for at in range({self.resident}, {end}, {self.piece})"):
-                if not self.resident:
-                    code.line(f"following = tl.where(at + {self.piece} < {end}, at + {self.piece}, 0)")
+                goes_on = self.chunks > 1 or not self.is_shared
+                if not self.resident and goes_on:  # after the last piece the first one of the next step
+                    around = "" if self.is_shared else f" % {end}"
+                    code.line(f"following = (at + {self.piece}){around}")
                 for name, matrix in names:
                     if self.resident:
                         code.line(f"v{name} = {self._rows(matrix, name, 'at', self.piece)}")
                         continue
                     code.line(f"v{name} = q{name}")
-                    code.line(f"q{name} = {self._rows(matrix, name, 'following', self.piece)}")
+                    if goes_on:
+                        code.line(f"q{name} = {self._rows(matrix, name, 'following', self.piece)}")
                 code.line(f"k_part = {self._part(state, 'at', self.piece)}[:, None]")
                 for name, _ in names:
                     if self.adds_at_once:
