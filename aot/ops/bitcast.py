@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from aot import dims as dimension
 from aot.dtypes import F16, F32, F64, I8, I16, I32, I64, U8, U32
 from aot.ir import Array, TensorType
 from aot.ops.helpers import dtype_attr, integers, normal
@@ -27,6 +28,14 @@ static void bitcast(const aot_call *call) {
   u8 *to = call->outputs[0].data;
   for (i64 k = first * sizeof(IN0_T); k < end * (i64)sizeof(IN0_T); k++) to[k] = from[k];
 }
+"""
+
+_TRITON = """
+@triton.jit
+def bitcast(program, in0, out0, out0_elements):
+    at = program.to(tl.int64) * 1024 + tl.arange(0, 1024)
+    x = tl.load(in0 + at, mask=at < out0_elements, other=0)
+    tl.store(out0 + at, x.to(out0.dtype.element_ty, bitcast=True), mask=at < out0_elements)
 """
 
 
@@ -54,6 +63,11 @@ register(
     OpDef(
         name="bitcast", doc="The bits of x as another element type.", inputs=("x",), kind=Kind.OPAQUE, infer=_infer,
         samples=_samples, reference=_reference, attrs={"to": AttrSpec("dtype")},
-        sources={"cpu": KernelSource(text=_SOURCE, function="bitcast")},
+        sources={
+            "cpu": KernelSource(text=_SOURCE, function="bitcast"),
+            "cuda": KernelSource(
+                text=_TRITON, function="bitcast", programs=lambda attrs, x: dimension.ceildiv(x.elements, 1024)
+            ),
+        },
     )
 )  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 from aot.dims import Dim
 from aot.dtypes import F32
 from aot.ir import Array, TensorType
-from aot.ops.helpers import int_attr, need_rank
+from aot.ops.helpers import int_attr, need_rank, tile_extent, with_constants
 from aot.ops.opdef import Attrs, AttrSpec, KernelSource, Kind, OpDef, OpError, Sample, register, same_extent
 
 MOST_ROUNDS = 100
@@ -79,6 +79,51 @@ static void couple_pairs(const aot_call *call) {
 }
 """
 
+# Every program has one row, and the matrix q of all its pairs in registers.
+_TRITON = """
+@triton.jit
+def couple_pairs(program, in0, out0):
+    i = tl.arange(0, WIDTH)[:, None]
+    j = tl.arange(0, WIDTH)[None, :]
+    low = tl.minimum(i, j)
+    high = tl.maximum(i, j)
+    pairs = (i < CLASSES) & (j < CLASSES) & (i != j)
+    place = low * (2 * CLASSES - low - 1) // 2 + high - low - 1
+    row = program.to(tl.int64)
+    value = tl.load(in0 + row * (CLASSES * (CLASSES - 1) // 2) + place, mask=pairs, other=0.5)
+    own = tl.where(i < j, value, 1 - value)
+    other = tl.where(i < j, 1 - value, value)
+    squares = tl.sum(tl.where(pairs, other * other, 0.0), axis=1)[:, None]
+    q = tl.where(pairs, -own * other, tl.where((i == j) & (i < CLASSES), squares, 0.0))
+    p = tl.where(j < CLASSES, 1.0 / CLASSES, 0.0)
+    round = 0
+    going = 1
+    while (round < MOST_ROUNDS) & (going != 0):
+        qp = tl.sum(q * tl.trans(p), axis=0)[None, :]
+        total = tl.sum(p * qp, axis=1)[:, None]
+        error = tl.where(j < CLASSES, tl.abs(qp - total), 0.0)
+        going = (tl.max(tl.max(error, axis=1), axis=0) >= 0.005 / CLASSES).to(tl.int32)
+        if going != 0:
+            for t in range(0, CLASSES):
+                line = tl.sum(tl.where(i == t, q, 0.0), axis=0)[None, :]
+                diagonal = tl.sum(tl.where(j == t, line, 0.0), axis=1)[:, None]
+                own_qp = tl.sum(tl.where(j == t, qp, 0.0), axis=1)[:, None]
+                change = (total - own_qp) / diagonal
+                scale = 1 / (1 + change)
+                total = (total + change * (change * diagonal + 2 * own_qp)) * scale * scale
+                p = tl.where(j == t, p + change, p) * scale
+                qp = (qp + change * line) * scale
+        round += 1
+    tl.store(out0 + row * CLASSES + j, p, mask=j < CLASSES)
+"""
+
+
+def _triton(attrs: Attrs, pairs: TensorType) -> str:
+    classes = int_attr(attrs, "classes")
+    width = tile_extent("couple_pairs, with classes", classes, 64)
+    names = {"WIDTH": width, "CLASSES": classes, "MOST_ROUNDS": MOST_ROUNDS}
+    return with_constants(_TRITON, names)
+
 
 def _scratch(attrs: Attrs, pairs: TensorType) -> Dim:
     classes = int_attr(attrs, "classes")
@@ -124,7 +169,10 @@ register(
             "cpu": KernelSource(
                 text=f"#define MOST_ROUNDS {MOST_ROUNDS}\n{_SOURCE}", function="couple_pairs",
                 scratch_bytes=_scratch,
-            )
+            ),
+            "cuda": KernelSource(
+                text=_triton, function="couple_pairs", programs=lambda attrs, pairs: pairs.shape[0]
+            ),
         },
         attrs={"classes": AttrSpec("int")},
     )

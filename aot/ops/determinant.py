@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from aot import dims as dimension
 from aot.dims import Dim
 from aot.ir import Array, TensorType
-from aot.ops.helpers import FLOAT, need_family, need_rank, normal
+from aot.ops.helpers import FLOAT, need_family, need_rank, normal, tile_extent, with_constants
 from aot.ops.opdef import Attrs, KernelSource, Kind, OpDef, Sample, register, same_extent
 
 
@@ -52,6 +53,34 @@ static void determinant(const aot_call *call) {
 }
 """
 
+_TRITON = """
+@triton.jit
+def determinant(program, in0, out0):
+    unit = program.to(tl.int64)
+    i = tl.arange(0, HEIGHT)[:, None]
+    j = tl.arange(0, HEIGHT)[None, :]
+    a = tl.load(in0 + unit * (ROWS * ROWS) + i * ROWS + j, mask=(i < ROWS) & (j < ROWS), other=0).to(tl.float64)
+    total = tl.full((1, 1), 1.0, tl.float64)
+    for step in range(0, ROWS):
+        column = tl.sum(tl.where(j == step, a, 0.0), axis=1)[:, None]
+        size = tl.where((i >= step) & (i < ROWS), tl.abs(column), -1.0)
+        best = tl.min(tl.where(size == tl.max(size, axis=0)[None, :], i, HEIGHT), axis=0)[None, :]
+        best = tl.where(best < ROWS, best, step)
+        own = tl.sum(tl.where(i == step, a, 0.0), axis=0)[None, :]
+        other = tl.sum(tl.where(i == best, a, 0.0), axis=0)[None, :]
+        pivot = tl.sum(tl.where(j == step, other, 0.0), axis=1)[:, None]
+        a = tl.where(i == step, other, tl.where(i == best, own, a))
+        column = tl.sum(tl.where(j == step, a, 0.0), axis=1)[:, None]
+        a = tl.where((i > step) & (pivot != 0), a - column / tl.where(pivot == 0, 1.0, pivot) * other, a)
+        total = tl.where(total == 0, total, total * tl.where(best == step, pivot, -pivot))
+    tl.store(out0 + unit + tl.zeros((1, 1), tl.int32), total.to(out0.dtype.element_ty))
+"""
+
+
+def _triton(attrs: Attrs, x: TensorType) -> str:
+    height = tile_extent("determinants of matrices with sides", x.shape[-1], 64)
+    return with_constants(_TRITON, {"HEIGHT": height, "ROWS": int(x.shape[-1])})  # type: ignore[arg-type]  # known
+
 
 def _scratch(attrs: Attrs, x: TensorType) -> Dim:
     return x.shape[-1] * x.shape[-1] * 8
@@ -73,6 +102,13 @@ register(
     OpDef(
         name="determinant", doc="The determinants of the matrices in the last two axes.", inputs=("x",),
         kind=Kind.OPAQUE, infer=_infer, samples=_samples, reference=_reference, cost_flops=64,
-        sources={"cpu": KernelSource(text=_SOURCE, function="determinant", scratch_bytes=_scratch)}, onnx=("Det",),
+        sources={
+            "cpu": KernelSource(text=_SOURCE, function="determinant", scratch_bytes=_scratch),
+            "cuda": KernelSource(
+                text=_triton, function="determinant", warps=8,
+                programs=lambda attrs, x: dimension.product(x.shape[:-2]),
+            ),
+        },
+        onnx=("Det",),
     )
 )  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from aot import dims as dimension
 from aot.ir import Array, TensorType
 from aot.ops.helpers import INTEGER, integers, need_family, need_same_dtype
 from aot.ops.opdef import Attrs, KernelSource, Kind, OpDef, OpError, Sample, register, same_extent
@@ -45,6 +46,29 @@ static void gcd(const aot_call *call) {
 }
 """
 
+_TRITON = """
+@triton.jit
+def size_of(x):
+    if x.dtype.is_int_unsigned():
+        size = x.to(tl.uint64)
+    else:
+        wide = x.to(tl.int64)
+        size = tl.where(wide < 0, 0 - wide.to(tl.uint64, bitcast=True), wide.to(tl.uint64, bitcast=True))
+    return size
+
+@triton.jit
+def gcd(program, in0, in1, out0, out0_elements):
+    at = program.to(tl.int64) * 128 + tl.arange(0, 128)
+    inside = at < out0_elements
+    a = size_of(tl.load(in0 + at, mask=inside, other=0))
+    b = size_of(tl.load(in1 + at, mask=inside, other=0))
+    while tl.max((b != 0).to(tl.int32), axis=0) != 0:
+        rest = tl.where(b == 0, 0, a % tl.where(b == 0, 1, b).to(tl.uint64)).to(tl.uint64)
+        a = tl.where(b == 0, a, b)
+        b = rest
+    tl.store(out0 + at, a.to(out0.dtype.element_ty), mask=inside)
+"""
+
 
 def _samples(rng: Any) -> list[Sample]:
     odd = np.array([0, 0, 1, -1, 2**62, -(2**62), 12, -18, 7919]), np.array([0, -5, 0, 0, 2**40, 6, -18, 12, 7907])
@@ -60,6 +84,11 @@ register(
     OpDef(
         name="gcd", doc="The greatest common divisor, which is not negative.", inputs=("x", "y"), kind=Kind.OPAQUE,
         infer=_infer, samples=_samples, reference=_reference, cost_flops=100,
-        sources={"cpu": KernelSource(text=_SOURCE, function="gcd")},
+        sources={
+            "cpu": KernelSource(text=_SOURCE, function="gcd"),
+            "cuda": KernelSource(
+                text=_TRITON, function="gcd", programs=lambda attrs, x, y: dimension.ceildiv(x.elements, 128)
+            ),
+        },
     )
 )  # fmt: skip

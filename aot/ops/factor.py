@@ -13,9 +13,22 @@ import numpy as np
 from aot import dims as dimension
 from aot.dims import Dim
 from aot.dtypes import I32, I64
+from aot.errors import UnsupportedError
 from aot.ir import Array, TensorType
-from aot.ops.helpers import FLOAT, int_attr, need_family, need_rank, need_same_dtype, normal
+from aot.ops.helpers import (
+    FLOAT,
+    int_attr,
+    need_family,
+    need_rank,
+    need_same_dtype,
+    normal,
+    tile_extent,
+    with_constants,
+)
 from aot.ops.opdef import Attrs, AttrSpec, KernelSource, Kind, OpDef, OpError, Sample, register, same_extent
+
+MOST_SIDE = 64
+"""Rows and columns of the largest matrix that a program on a GPU has in its registers."""
 
 
 def _matrix(what: str, x: TensorType, square: bool = False) -> tuple[Dim, ...]:
@@ -100,6 +113,53 @@ static void lu(const aot_call *call) {
 }
 """
 
+# A program has a whole matrix in registers.
+_LU_TRITON = """
+@triton.jit
+def lu(program, in0, out0, out1, out2):
+    unit = program.to(tl.int64)
+    i = tl.arange(0, HEIGHT)[:, None]
+    j = tl.arange(0, WIDTH)[None, :]
+    inside = (i < ROWS) & (j < COLUMNS)
+    place = unit * (ROWS * COLUMNS) + i * COLUMNS + j
+    a = tl.load(in0 + place, mask=inside, other=0).to(tl.float64)
+    info = tl.zeros((1, 1), tl.int32)
+    for step in range(0, COUNT):
+        column = tl.sum(tl.where(j == step, a, 0.0), axis=1)[:, None]
+        size = tl.where((i >= step) & (i < ROWS), tl.abs(column), -1.0)
+        most = tl.max(size, axis=0)[None, :]
+        best = tl.min(tl.where(size == most, i, HEIGHT), axis=0)[None, :]
+        best = tl.where(best < ROWS, best, step)
+        if out1 is not None:
+            tl.store(out1 + unit * COUNT + step + tl.zeros((1, 1), tl.int32), best + 1)
+        own = tl.sum(tl.where(i == step, a, 0.0), axis=0)[None, :]
+        other = tl.sum(tl.where(i == best, a, 0.0), axis=0)[None, :]
+        a = tl.where(i == step, other, tl.where(i == best, own, a))
+        pivot = tl.sum(tl.where(j == step, other, 0.0), axis=1)[:, None]
+        is_pivot = pivot != 0
+        column = tl.sum(tl.where(j == step, a, 0.0), axis=1)[:, None]
+        factor = column / tl.where(is_pivot, pivot, 1.0)
+        below = is_pivot & (i > step)
+        a = tl.where(below & (j == step), factor, tl.where(below & (j > step), a - factor * other, a))
+        info = tl.where((info == 0) & (pivot == 0), step + 1, info)
+    if out0 is not None:
+        tl.store(out0 + place, a.to(out0.dtype.element_ty), mask=inside)
+    if out2 is not None:
+        tl.store(out2 + unit + tl.zeros((1, 1), tl.int32), info)
+"""
+
+
+def _matrix_tile(source: str, what: str, x: TensorType) -> str:
+    """A Triton source for matrices of this size. Raises UnsupportedError where they are too large for registers."""
+    height, width = (tile_extent(f"{what} of matrices with sides", extent, MOST_SIDE) for extent in x.shape[-2:])
+    rows, columns = (extent for extent in x.shape[-2:] if isinstance(extent, int))
+    sizes = {"HEIGHT": height, "WIDTH": width, "ROWS": rows, "COLUMNS": columns, "COUNT": min(rows, columns)}
+    return with_constants(source, sizes)
+
+
+def _matrices(attrs: Attrs, x: TensorType, *others: TensorType) -> Dim:
+    return dimension.product(x.shape[:-2])
+
 
 def _lu_samples(rng: Any) -> list[Sample]:
     shapes = ((1, 1), (4, 4), (2, 3, 5), (3, 5, 2), (0, 3, 3), (2, 0, 0))
@@ -111,7 +171,12 @@ register(
     OpDef(
         name="lu", doc="Factors of P x = L U: L below the diagonal and U above; the pivots; info.", inputs=("x",),
         kind=Kind.OPAQUE, infer=_lu_infer, samples=_lu_samples, reference=_lu_reference, cost_flops=64,
-        sources={"cpu": KernelSource(text=_LU, function="lu", scratch_bytes=_square_scratch)},
+        sources={
+            "cpu": KernelSource(text=_LU, function="lu", scratch_bytes=_square_scratch),
+            "cuda": KernelSource(
+                text=lambda attrs, x: _matrix_tile(_LU_TRITON, "lu", x), function="lu", programs=_matrices, warps=8,
+            ),
+        },
     )
 )  # fmt: skip
 
@@ -154,6 +219,27 @@ static void pivot_order(const aot_call *call) {
 }
 """
 
+_ORDER_TRITON = """
+@triton.jit
+def pivot_order(program, in0, in0_shape, out0, out0_shape):
+    count = in0_shape[-1]
+    size = out0_shape[-1]
+    pivots = in0 + program.to(tl.int64) * count
+    order = out0 + program.to(tl.int64) * size
+    for begin in range(0, size, 128):
+        at = begin + tl.arange(0, 128)
+        tl.store(order + at, at.to(tl.int64), mask=at < size)
+    for step in range(0, tl.minimum(count, size)):
+        tl.debug_barrier()
+        other = tl.load(pivots + step) - 1
+        if (other >= 0) & (other < size):
+            left = tl.load(order + step)
+            right = tl.load(order + other)
+            tl.debug_barrier()
+            tl.store(order + step, right)
+            tl.store(order + other, left)
+"""
+
 
 def _order_samples(rng: Any) -> list[Sample]:
     pivots = np.array([[3, 2, 3, 4], [1, 2, 3, 4], [4, 4, 4, 4]], np.int32)
@@ -164,7 +250,14 @@ register(
     OpDef(
         name="pivot_order", doc="The order of `size` rows after the exchanges that pivots (from 1) say.",
         inputs=("pivots",), kind=Kind.OPAQUE, infer=_order_infer, samples=_order_samples, reference=_order_reference,
-        attrs={"size": AttrSpec("dim")}, sources={"cpu": KernelSource(text=_ORDER, function="pivot_order")},
+        attrs={"size": AttrSpec("dim")},
+        sources={
+            "cpu": KernelSource(text=_ORDER, function="pivot_order"),
+            "cuda": KernelSource(
+                text=_ORDER_TRITON, function="pivot_order", warps=1,
+                programs=lambda attrs, pivots: dimension.product(pivots.shape[:-1]),
+            ),
+        },
     )
 )  # fmt: skip
 
@@ -226,6 +319,49 @@ def _triangular_text(attrs: Attrs, *types: TensorType) -> str:
     return f"#define UPPER {int(bool(attrs['upper']))}\n#define UNIT {int(bool(attrs['unit']))}\n{_TRIANGULAR}"
 
 
+# A program has all rows of some columns of the right side in registers.
+_TRIANGULAR_TRITON = """
+@triton.jit
+def solve_triangular(program, in0, in1, out0):
+    unit = (program // BLOCKS).to(tl.int64)
+    i = tl.arange(0, HEIGHT)[:, None]
+    c = (program % BLOCKS * WIDTH + tl.arange(0, WIDTH))[None, :]
+    inside = (i < ROWS) & (c < COLUMNS)
+    a = in0 + unit * (ROWS * ROWS)
+    place = unit * (ROWS * COLUMNS) + i * COLUMNS + c
+    x = tl.load(in1 + place, mask=inside, other=0).to(tl.float64)
+    for step in range(0, ROWS):
+        row = ROWS - 1 - step if UPPER else step
+        value = tl.sum(tl.where(i == row, x, 0.0), axis=0)[None, :]
+        if UNIT == 0:
+            value = value / tl.load(a + row * ROWS + row).to(tl.float64)
+        column = tl.load(a + i * ROWS + row, mask=i < ROWS, other=0).to(tl.float64)
+        is_left = i < row if UPPER else i > row
+        x = tl.where(i == row, value, tl.where(is_left, x - column * value, x))
+    tl.store(out0 + place, x.to(out0.dtype.element_ty), mask=inside)
+"""
+
+
+def _triangular_blocks(b: TensorType) -> tuple[int, Dim]:
+    """Columns of a program, and how many programs have those of one system."""
+    height = tile_extent("triangular systems with rows", b.shape[-2], 1024)
+    width = min(4096 // height, 16)
+    return width, dimension.ceildiv(b.shape[-1], width)
+
+
+def _triangular_triton(attrs: Attrs, a: TensorType, b: TensorType) -> str:
+    rows, columns = b.shape[-2:]
+    width, blocks = _triangular_blocks(b)
+    if not isinstance(rows, int) or not isinstance(columns, int) or not isinstance(blocks, int):
+        raise UnsupportedError(f"a GPU has no kernel for triangular systems with {columns} columns")
+    sizes = {
+        "HEIGHT": tile_extent("triangular systems with rows", rows, 1024), "WIDTH": width, "ROWS": rows,
+        "COLUMNS": columns, "BLOCKS": max(blocks, 1), "UPPER": int(bool(attrs["upper"])),
+        "UNIT": int(bool(attrs["unit"])),
+    }  # fmt: skip
+    return with_constants(_TRIANGULAR_TRITON, sizes)
+
+
 def _triangular_samples(rng: Any) -> list[Sample]:
     found = []
     for upper in (False, True):
@@ -246,7 +382,11 @@ register(
             "cpu": KernelSource(
                 text=_triangular_text, function="solve_triangular",
                 scratch_bytes=lambda attrs, a, b: b.shape[-1] * b.shape[-2] * 8,
-            )
+            ),
+            "cuda": KernelSource(
+                text=_triangular_triton, function="solve_triangular",
+                programs=lambda attrs, a, b: dimension.product(b.shape[:-2]) * _triangular_blocks(b)[1],
+            ),
         },
         cost_flops=64,
     )
@@ -311,6 +451,35 @@ static void cholesky(const aot_call *call) {
 }
 """
 
+# Columns from that of a missing pivot on stay as they were.
+_CHOLESKY_TRITON = """
+@triton.jit
+def cholesky(program, in0, out0, out1):
+    unit = program.to(tl.int64)
+    i = tl.arange(0, HEIGHT)[:, None]
+    j = tl.arange(0, WIDTH)[None, :]
+    inside = (i < ROWS) & (j < ROWS)
+    place = unit * (ROWS * ROWS) + i * ROWS + j
+    given = tl.load(in0 + place, mask=inside & (i >= j), other=0).to(tl.float64)
+    a = given
+    info = tl.zeros((1, 1), tl.int32)
+    for step in range(0, ROWS):
+        column = tl.sum(tl.where(j == step, a, 0.0), axis=1)[:, None]
+        square = tl.sum(tl.where(i == step, column, 0.0), axis=0)[None, :]
+        is_left = (info == 0) & (square > 0)
+        root = tl.sqrt(tl.where(is_left, square, 1.0))
+        factor = tl.where(i > step, column / root, tl.where(i == step, root, 0.0))
+        across = tl.trans(factor)
+        made = tl.where(j == step, factor, tl.where((j > step) & (i >= j), a - factor * across, a))
+        a = tl.where(is_left, made, a)
+        info = tl.where((info == 0) & (is_left == 0), step + 1, info)
+    if out0 is not None:
+        made = tl.where((info == 0) | (j < info - 1), a, given)
+        tl.store(out0 + place, made.to(out0.dtype.element_ty), mask=inside)
+    if out1 is not None:
+        tl.store(out1 + unit + tl.zeros((1, 1), tl.int32), info)
+"""
+
 
 def _cholesky_samples(rng: Any) -> list[Sample]:
     found = []
@@ -325,7 +494,13 @@ register(
     OpDef(
         name="cholesky", doc="The lower factor of x = L L', from the lower triangle; info.", inputs=("x",),
         kind=Kind.OPAQUE, infer=_cholesky_infer, samples=_cholesky_samples, reference=_cholesky_reference,
-        sources={"cpu": KernelSource(text=_CHOLESKY, function="cholesky", scratch_bytes=_square_scratch)},
+        sources={
+            "cpu": KernelSource(text=_CHOLESKY, function="cholesky", scratch_bytes=_square_scratch),
+            "cuda": KernelSource(
+                text=lambda attrs, x: _matrix_tile(_CHOLESKY_TRITON, "cholesky", x), function="cholesky",
+                programs=_matrices, warps=8,
+            ),
+        },
         cost_flops=64,
     )
 )  # fmt: skip

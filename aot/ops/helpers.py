@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from aot.dims import Dim
 from aot.dtypes import BF16, F16, F32, DType
+from aot.errors import UnsupportedError
 from aot.expr import Expr, cast
 from aot.ir import Array, Attr, TensorType
 from aot.ops.opdef import Attrs, OpError, normalize_axis
@@ -75,6 +77,21 @@ def sequence_attr(attrs: Attrs, name: str) -> tuple[Any, ...]:
     if not isinstance(value, tuple):
         raise OpError(f"attribute {name!r} must be a tuple; it is {value!r}")
     return value
+
+
+def tile_extent(what: str, extent: Dim, most: int) -> int:
+    """The power of two that holds an extent, of a kernel that has all of it in registers; `most` is the largest.
+
+    Raises UnsupportedError for a larger one, or one that is not known.
+    """
+    if not isinstance(extent, int) or extent > most:
+        raise UnsupportedError(f"a GPU has no kernel for {what} of {extent}, only up to {most}")
+    return 1 << max(extent - 1, 0).bit_length()
+
+
+def with_constants(source: str, values: Mapping[str, int]) -> str:
+    """A source whose words in capitals are numbers."""
+    return re.sub(r"\b[A-Z][A-Z_]*\b", lambda word: str(values.get(word[0], word[0])), source)
 
 
 def dims_attr(attrs: Attrs, name: str) -> tuple[Dim, ...]:

@@ -79,12 +79,16 @@ class KernelSource:
     text: the source, or a function (attrs, *operand types) -> source. function: the one to call.
     scratch_bytes: memory of each thread, or a function (attrs, *operand types) -> Dim.
     row_major: operands and results are dense and row-major; else their strides say where elements lie.
+    programs, warps: of a launch on a GPU: how many programs, or a function (attrs, *operand types) -> Dim, and the
+        warps of each.
     """
 
     text: str | Callable[..., str]
     function: str
     scratch_bytes: Dim | Callable[..., Dim] = 0
     row_major: bool = True
+    programs: Dim | Callable[..., Dim] = 1
+    warps: int = 4
 
 
 InferFn = Callable[..., "TensorType | tuple[TensorType, ...]"]  # (attrs, *input types)

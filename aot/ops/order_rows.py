@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from aot import dims as dimension
 from aot.dims import Dim
 from aot.dtypes import BOOL, I64
 from aot.ir import Array, TensorType
@@ -79,6 +80,43 @@ static void order_rows(const aot_call *call) {
 }
 """
 
+# A row's place is the number of rows before it; it differs from the one before unless an equal row has a lower place.
+_TRITON = """
+@triton.jit
+def order_rows(program, in0, in0_shape, out0, out1):
+    rows = in0_shape[0]
+    columns = in0_shape[1]
+    i = program.to(tl.int64) * 32 + tl.arange(0, 32)[:, None]
+    inside = i < rows
+    odd = tl.zeros((32, 1), tl.int32)
+    for column in range(0, columns):
+        x = tl.load(in0 + i * columns + column, mask=inside, other=0)
+        odd = odd | (x != x).to(tl.int32)
+    before = tl.zeros((32, 64), tl.int32)
+    same = tl.zeros((32, 64), tl.int32)
+    for begin in range(0, rows, 64):
+        j = begin + tl.arange(0, 64)[None, :].to(tl.int64)
+        there = j < rows
+        is_less = tl.zeros((32, 64), tl.int32)
+        is_equal = tl.full((32, 64), 1, tl.int32)
+        for column in range(0, columns):
+            x = tl.load(in0 + i * columns + column, mask=inside, other=0)
+            y = tl.load(in0 + j * columns + column, mask=there, other=0)
+            less = ((y < x) | ((x != x) & (y == y))).to(tl.int32)
+            more = ((y > x) | ((y != y) & (x == x))).to(tl.int32)
+            is_less = is_less | (is_equal & less)
+            is_equal = is_equal & (1 - (less | more))
+        earlier = (is_equal != 0) & (j < i) & there
+        before += (earlier | ((is_less != 0) & there)).to(tl.int32)
+        same += earlier.to(tl.int32)
+    rank = tl.sum(before, axis=1)[:, None]
+    if out0 is not None:
+        tl.store(out0 + rank, i, mask=inside)
+    if out1 is not None:
+        first = (tl.sum(same, axis=1)[:, None] == 0) | (odd != 0)
+        tl.store(out1 + rank, first.to(tl.uint8), mask=inside)
+"""
+
 
 def _scratch(attrs: Attrs, x: TensorType) -> Dim:
     return x.shape[0] * 8
@@ -101,6 +139,11 @@ register(
     OpDef(
         name="order_rows", doc="The rows of a matrix in order, and which of these differ from the one before.",
         inputs=("x",), kind=Kind.OPAQUE, infer=_infer, samples=_samples, reference=_reference, cost_flops=32,
-        sources={"cpu": KernelSource(text=_SOURCE, function="order_rows", scratch_bytes=_scratch)},
+        sources={
+            "cpu": KernelSource(text=_SOURCE, function="order_rows", scratch_bytes=_scratch),
+            "cuda": KernelSource(
+                text=_TRITON, function="order_rows", programs=lambda attrs, x: dimension.ceildiv(x.shape[0], 32)
+            ),
+        },
     )
 )  # fmt: skip

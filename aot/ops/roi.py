@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from aot import dims as dimension
+from aot.dims import Dim
 from aot.dtypes import I64
 from aot.ir import Array, TensorType
-from aot.ops.helpers import FLOAT, float_attr, int_attr, need_family, need_rank, need_same_dtype, normal
+from aot.ops.helpers import FLOAT, float_attr, int_attr, need_family, need_rank, need_same_dtype, normal, with_constants
 from aot.ops.opdef import Attrs, AttrSpec, KernelSource, Kind, OpDef, OpError, Sample, register, same_extent
 
 MOST_SAMPLES = 1 << 20
@@ -141,6 +143,111 @@ static void roi_align(const aot_call *call) {
 }
 """
 
+# Both kernels have a pixel of the result in each lane; all take the steps of the largest bin among them.
+_DIVIDE = """
+@triton.jit
+def divide(a, b):
+    if a.dtype == tl.float32:
+        found = tl.div_rn(a, b)
+    else:
+        found = a / b
+    return found
+"""
+
+_ALIGN_TRITON = """
+@triton.jit
+def taps_of(place, extent):
+    inside = (place >= -1) & (place <= extent)
+    place = tl.where(inside & (place > 0), place, 0.0)
+    low = place.to(tl.int64)
+    is_last = low >= extent - 1
+    low = tl.where(is_last, extent - 1, low)
+    high = tl.where(is_last, low, low + 1)
+    above = tl.where(is_last, 0.0, place - low.to(place.dtype))
+    below = 1 - above
+    zero = tl.zeros(place.shape, tl.int64)
+    return (tl.where(inside, low, zero), tl.where(inside, high, zero), tl.where(inside, below, 0.0),
+            tl.where(inside, above, 0.0))
+
+@triton.jit
+def samples_of(size):
+    if SAMPLES > 0:
+        count = tl.full(size.shape, SAMPLES, tl.int32)
+    else:
+        whole = tl.ceil(tl.where(size >= MOST, MOST * 1.0, tl.where(size > 0, size, 0.0)))
+        count = whole.to(tl.int32)
+    return count
+
+@triton.jit
+def coordinate(rois, place, inside, scale, shift):
+    return tl.load(rois + place, mask=inside, other=0).to(REAL) * scale - shift
+
+@triton.jit
+def roi_align(program, in0, in0_shape, in1, in2, out0, out0_elements, scale):
+    at = program.to(tl.int64) * 128 + tl.arange(0, 128)
+    inside = at < out0_elements
+    channels = in0_shape[1]
+    height = in0_shape[2]
+    width = in0_shape[3]
+    px = at % WIDTH
+    py = at // WIDTH % HEIGHT
+    unit = at // (WIDTH * HEIGHT)
+    roi = unit // channels
+    batch = tl.load(in2 + roi, mask=inside, other=0)
+    batch = tl.minimum(tl.maximum(batch, 0), in0_shape[0] - 1)
+    image = in0 + (batch * channels + unit % channels) * height * width
+    by = tl.full((128,), scale, REAL)
+    shift = tl.full((128,), 0.5 * HALF, REAL)
+    left = coordinate(in1, roi * 4, inside, by, shift)
+    top = coordinate(in1, roi * 4 + 1, inside, by, shift)
+    wide = coordinate(in1, roi * 4 + 2, inside, by, shift) - left
+    high = coordinate(in1, roi * 4 + 3, inside, by, shift) - top
+    if HALF == 0:
+        wide = tl.where(wide < 1, 1.0, wide)
+        high = tl.where(high < 1, 1.0, high)
+    bin_y = divide(high, tl.full((128,), HEIGHT, REAL))
+    bin_x = divide(wide, tl.full((128,), WIDTH, REAL))
+    rows = samples_of(bin_y)
+    columns = samples_of(bin_x)
+    rows_real = tl.maximum(rows, 1).to(REAL)
+    columns_real = tl.maximum(columns, 1).to(REAL)
+    total = tl.zeros((128,), REAL)
+    most = tl.zeros((128,), REAL)
+    for i in range(0, tl.max(rows, axis=0)):
+        y = top + py.to(REAL) * bin_y + divide((tl.zeros((128,), REAL) + i + 0.5) * bin_y, rows_real)
+        y_low, y_high, y_below, y_above = taps_of(y, height)
+        for j in range(0, tl.max(columns, axis=0)):
+            z = left + px.to(REAL) * bin_x + divide((tl.zeros((128,), REAL) + j + 0.5) * bin_x, columns_real)
+            z_low, z_high, z_below, z_above = taps_of(z, width)
+            here = inside & (i < rows) & (j < columns)
+            a = tl.load(image + y_low * width + z_low, mask=here, other=0).to(REAL) * (y_below * z_below)
+            b = tl.load(image + y_low * width + z_high, mask=here, other=0).to(REAL) * (y_below * z_above)
+            c = tl.load(image + y_high * width + z_low, mask=here, other=0).to(REAL) * (y_above * z_below)
+            d = tl.load(image + y_high * width + z_high, mask=here, other=0).to(REAL) * (y_above * z_above)
+            largest = tl.maximum(tl.maximum(a, b), tl.maximum(c, d))
+            is_first = (i == 0) & (j == 0)
+            most = tl.where(here & (is_first | (largest > most)), largest, most)
+            total = tl.where(here, total + (a + b + c + d), total)
+    if AVERAGE:
+        most = divide(total, tl.maximum(rows.to(tl.int64) * columns, 1).to(REAL))
+    tl.store(out0 + at, most.to(out0.dtype.element_ty), mask=inside)
+"""
+
+
+def _lanes(attrs: Attrs, x: TensorType, rois: TensorType, *others: TensorType) -> Dim:
+    height, width = _pooled(attrs)
+    return dimension.ceildiv(rois.shape[0] * x.shape[1] * (height * width), 128)
+
+
+def _triton(source: str, attrs: Attrs, x: TensorType) -> str:
+    height, width = _pooled(attrs)
+    names = {
+        "HEIGHT": height, "WIDTH": width, "MOST": MOST_SAMPLES, "SAMPLES": attrs.get("samples", 0),
+        "HALF": int(bool(attrs.get("half_pixel"))), "AVERAGE": int(attrs.get("mode") == "avg"),
+    }  # fmt: skip
+    real = "tl.float64" if x.dtype.bits == 64 else "tl.float32"
+    return with_constants(_DIVIDE + source, names).replace("REAL", real)  # type: ignore[arg-type]  # integers all
+
 
 def _align_source(attrs: Attrs, *types: TensorType | None) -> str:
     return f"#define MOST {MOST_SAMPLES}\n#define AVERAGE {int(attrs['mode'] == 'avg')}\n{_ALIGN}"
@@ -174,7 +281,12 @@ register(
     OpDef(
         name="roi_align", doc="Every region of x, interpolated to one size.", inputs=("x", "rois", "batch"),
         kind=Kind.OPAQUE, infer=_align_infer, samples=_align_samples, reference=_align_reference, cost_flops=64,
-        sources={"cpu": KernelSource(text=_align_source, function="roi_align")},
+        sources={
+            "cpu": KernelSource(text=_align_source, function="roi_align"),
+            "cuda": KernelSource(
+                text=lambda attrs, x, *others: _triton(_ALIGN_TRITON, attrs, x), function="roi_align", programs=_lanes,
+            ),
+        },
         attrs={
             "height": AttrSpec("int", 1), "width": AttrSpec("int", 1),
             "samples": AttrSpec("int", 0, "per side of a bin; 0: as many as it covers pixels"),
@@ -262,6 +374,62 @@ static void max_roi_pool(const aot_call *call) {
 }
 """
 
+_POOL_TRITON = """
+@triton.jit
+def rounded(number):
+    number = tl.where((number > -1e9) == 0, -1e9, number)
+    number = tl.where(number > 1e9, 1e9, number)
+    return tl.where(number < 0, -(0.5 - number).to(tl.int64), (number + 0.5).to(tl.int64))
+
+@triton.jit
+def edge(part, up: tl.constexpr, start, extent):
+    whole = part.to(tl.int64)
+    place = whole + start
+    if up:
+        place += (whole.to(part.dtype) < part).to(tl.int64)
+    return tl.minimum(tl.maximum(place, 0), extent)
+
+@triton.jit
+def coordinate(rois, place, inside):
+    return tl.load(rois + place, mask=inside, other=0).to(REAL)
+
+@triton.jit
+def max_roi_pool(program, in0, in0_shape, in1, out0, out0_elements, scale):
+    at = program.to(tl.int64) * 128 + tl.arange(0, 128)
+    inside = at < out0_elements
+    channels = in0_shape[1]
+    height = in0_shape[2]
+    width = in0_shape[3]
+    px = at % WIDTH
+    py = at // WIDTH % HEIGHT
+    unit = at // (WIDTH * HEIGHT)
+    roi = unit // channels * 5
+    number = coordinate(in1, roi, inside)
+    number = tl.where(number > 0, tl.where(number < in0_shape[0], number, in0_shape[0] - 1.0), 0.0)
+    image = in0 + (number.to(tl.int64) * channels + unit % channels) * height * width
+    by = tl.full((128,), scale, REAL)
+    left = rounded(coordinate(in1, roi + 1, inside) * by)
+    top = rounded(coordinate(in1, roi + 2, inside) * by)
+    wide = tl.maximum(rounded(coordinate(in1, roi + 3, inside) * by) - left + 1, 1)
+    high = tl.maximum(rounded(coordinate(in1, roi + 4, inside) * by) - top + 1, 1)
+    bin_y = divide(high.to(REAL), tl.full((128,), HEIGHT, REAL))
+    bin_x = divide(wide.to(REAL), tl.full((128,), WIDTH, REAL))
+    y0 = edge(py.to(REAL) * bin_y, False, top, height)
+    y1 = edge((py + 1).to(REAL) * bin_y, True, top, height)
+    x0 = edge(px.to(REAL) * bin_x, False, left, width)
+    x1 = edge((px + 1).to(REAL) * bin_x, True, left, width)
+    inside = inside & (y0 < y1) & (x0 < x1)
+    most = tl.load(image + y0 * width + x0, mask=inside, other=0).to(REAL)
+    rows = tl.max(tl.where(inside, y1 - y0, 0), axis=0)
+    columns = tl.max(tl.where(inside, x1 - x0, 0), axis=0)
+    for i in range(0, rows):
+        for j in range(0, columns):
+            here = inside & (y0 + i < y1) & (x0 + j < x1)
+            pixel = tl.load(image + (y0 + i) * width + x0 + j, mask=here, other=0).to(REAL)
+            most = tl.where(here & ((pixel > most) | (pixel != pixel)), pixel, most)
+    tl.store(out0 + at, most.to(out0.dtype.element_ty), mask=at < out0_elements)
+"""
+
 
 def _pool_samples(rng: Any) -> list[Sample]:
     found = []
@@ -276,7 +444,14 @@ register(
     OpDef(
         name="max_roi_pool", doc="The maxima of a grid of bins over every region of x; 0 for an empty bin.",
         inputs=("x", "rois"), kind=Kind.OPAQUE, infer=_pool_infer, samples=_pool_samples, reference=_pool_reference,
-        sources={"cpu": KernelSource(text=_POOL, function="max_roi_pool")}, cost_flops=64,
+        sources={
+            "cpu": KernelSource(text=_POOL, function="max_roi_pool"),
+            "cuda": KernelSource(
+                text=lambda attrs, x, *others: _triton(_POOL_TRITON, attrs, x), function="max_roi_pool",
+                programs=_lanes,
+            ),
+        },
+        cost_flops=64,
         attrs={"height": AttrSpec("int", 1), "width": AttrSpec("int", 1), "scale": AttrSpec("float", 1.0)},
     )
 )  # fmt: skip

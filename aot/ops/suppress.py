@@ -167,6 +167,93 @@ static void suppress(const aot_call *call) {
 }
 """
 
+# A program has one image and class. It takes candidates best first, each found by a look at all scores below the last
+# one, and compares it with all that are chosen at once: what it keeps does not grow with the number of boxes.
+_TRITON = """
+@triton.jit
+def product(a, b):
+    # By doubles, which hold it whole: the compiler does not fuse it into a sum.
+    return (a.to(tl.float64) * b.to(tl.float64)).to(tl.float32)
+
+@triton.jit
+def span(box, mask, axis: tl.constexpr, center: tl.constexpr):
+    p = tl.load(box + axis, mask=mask, other=0)
+    q = tl.load(box + axis + 2, mask=mask, other=0)
+    if center:
+        low = p - q / 2
+        high = p + q / 2
+    else:
+        low = tl.where(p < q, p, q)
+        high = tl.where(p < q, q, p)
+    return low, high
+
+@triton.jit
+def overlaps(one, other, mask, limit, center: tl.constexpr):
+    a_low, a_high = span(one, mask, 0, center)
+    b_low, b_high = span(other, mask, 0, center)
+    c_low, c_high = span(one, mask, 1, center)
+    d_low, d_high = span(other, mask, 1, center)
+    first = tl.where(a_high < b_high, a_high, b_high) - tl.where(a_low > b_low, a_low, b_low)
+    second = tl.where(c_high < d_high, c_high, d_high) - tl.where(c_low > d_low, c_low, d_low)
+    own = product(a_high - a_low, c_high - c_low)
+    its = product(b_high - b_low, d_high - d_low)
+    both = product(first, second)
+    union = own + its - both
+    is_there = (first > 0) & (second > 0) & (both > 0) & (own > 0) & (its > 0) & (union > 0)
+    return is_there & (tl.div_rn(both, tl.where(is_there, union, 1.0)) > limit)
+
+@triton.jit
+def suppress(program, in0, in1, in1_shape, in2, in3, in4, out0, out0_shape, out1, center: tl.constexpr):
+    classes = in1_shape[1]
+    boxes = in1_shape[2]
+    room = out0_shape[2]
+    unit = program.to(tl.int64)
+    every = in0 + unit // classes * boxes * 4
+    row = in1 + unit * boxes
+    chosen = out0 + unit * room
+    limit = tl.load(in3)
+    most = tl.minimum(tl.maximum(tl.load(in2), 0), room)
+    none = tl.full((1024,), -0x7FFFFFFFFFFFFFFF, tl.int64)
+    last = tl.full((), 0x7FFFFFFFFFFFFFFF, tl.int64)
+    taken = tl.full((), 0, tl.int64)
+    going = (most > 0).to(tl.int32)
+    while going != 0:
+        best = none
+        for begin in range(0, boxes, 1024):
+            at = begin + tl.arange(0, 1024)
+            score = tl.load(row + at, mask=at < boxes, other=0)
+            if in4 is not None:
+                fits = score > tl.load(in4)
+            else:
+                fits = score == score
+            bits = tl.where(score == 0, 0.0, score).to(tl.int32, bitcast=True)
+            bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+            key = (bits.to(tl.int64) << 32) | (0x7FFFFFFF - at).to(tl.int64)
+            best = tl.maximum(best, tl.where(fits & (at < boxes) & (key < last), key, none))
+        last = tl.max(best, axis=0)
+        going = (last != -0x7FFFFFFFFFFFFFFF).to(tl.int32)
+        if going != 0:
+            place = 0x7FFFFFFF - (last & 0x7FFFFFFF)
+            clash = tl.zeros((128,), tl.int32)
+            for start in range(0, taken, 128):
+                number = start + tl.arange(0, 128)
+                mask = number < taken
+                other = tl.load(chosen + number, mask=mask, other=0)
+                one = place + tl.zeros((128,), tl.int64)
+                found = overlaps(every + one * 4, every + other * 4, mask, limit, center)
+                clash = clash | (found & mask).to(tl.int32)
+            if tl.max(clash, axis=0) == 0:
+                tl.store(chosen + taken, place)
+                taken += 1
+                going = (taken < most).to(tl.int32)
+            tl.debug_barrier()
+    for start in range(0, room, 128):
+        number = start + tl.arange(0, 128)
+        tl.store(chosen + number, tl.zeros((128,), tl.int64), mask=(number >= taken) & (number < room))
+    if out1 is not None:
+        tl.store(out1 + unit, taken)
+"""
+
 
 def _scratch(attrs: Attrs, boxes: TensorType, *rest: TensorType | None) -> Dim:
     return boxes.shape[1] * 16
@@ -213,6 +300,12 @@ register(
             "center": AttrSpec("bool", False, "boxes are centers and sizes, not two corners"),
         },
         reference=_reference, cost_flops=64,
-        sources={"cpu": KernelSource(text=_SOURCE, function="suppress", scratch_bytes=_scratch)},
+        sources={
+            "cpu": KernelSource(text=_SOURCE, function="suppress", scratch_bytes=_scratch),
+            "cuda": KernelSource(
+                text=_TRITON, function="suppress",
+                programs=lambda attrs, boxes, scores, *rest: scores.shape[0] * scores.shape[1],
+            ),
+        },
     )
 )  # fmt: skip

@@ -16,6 +16,8 @@ from aot.backend.cuda.recur import emit_recurrence
 from aot.backend.cuda.running import RUNNING, emit_running
 from aot.backend.cuda.scans import emit_scan
 from aot.backend.cuda.scatter import emit_scatter
+from aot.backend.cuda.sort import emit_sort
+from aot.backend.cuda.source import emit_source
 from aot.backend.cuda.steps import emit_steps
 from aot.backend.cuda.trees import emit_trees
 from aot.backend.cuda.window import emit_window
@@ -34,8 +36,10 @@ OWNED: Mapping[str, Callable[[Kernel, Target], Emitted]] = {
     **dict.fromkeys(("recur_lstm", "recur_gru", "recur_rnn", "recur_cell"), emit_recurrence),
     "recur_map": emit_steps,
     "tree_ensemble": emit_trees,
+    "sort": emit_sort,
+    "top_k": emit_sort,
 }
-"""The emitters of ops that own their loops; the others run on the CPU, between kernels."""
+"""The emitters of ops that own their loops; others have Triton source in their entry, or run on the CPU in between."""
 
 
 class CudaBackend:
@@ -57,6 +61,8 @@ class CudaBackend:
             Kind.SCATTER,
             Kind.WINDOW,
             Kind.RECUR,
+            Kind.SORT,
+            Kind.RANDOM,
             Kind.OPAQUE,
             Kind.KERNEL,
         }
@@ -80,7 +86,7 @@ class CudaBackend:
             if not has_type(value.type.dtype):
                 return f"a GPU has no code for elements of type {value.type.dtype.name}"
         definition = OPS[node.op]
-        if node.op in OWNED:
+        if node.op in OWNED or self.name in definition.sources:
             return ""
         if definition.kind in OWNED_KINDS or (definition.kind not in self.kinds and definition.decompose is None):
             sources = ", ".join(sorted(definition.sources))
@@ -98,10 +104,7 @@ class CudaBackend:
             return emit_attend(kernel, target)
         if isinstance(kernel.root, ScanRoot):
             return emit_scan(kernel, target)
-        if isinstance(kernel.root, OwnedRoot) and kernel.root.op in OWNED:
-            return OWNED[kernel.root.op](kernel, target)
-        what = kernel.root.op if isinstance(kernel.root, OwnedRoot) else kernel.kind.value
-        raise UnsupportedError(f"a GPU has no kernel for {what} yet")
+        return OWNED.get(kernel.root.op, emit_source)(kernel, target)
 
     def build(
         self,

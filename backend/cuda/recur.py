@@ -38,9 +38,9 @@ WARPS = 8
 RESIDENT_BYTES = 1 << 17
 """Of weights that a program keeps in registers: half of those of a multiprocessor."""
 
-PIECE_BYTES = 1 << 15
-"""Of weights that are read at a time in each step, and once more ahead; half of it, and none ahead, where registers are
-full of others: then the nearest cache holds them."""
+PIECE_BYTES = 1 << 16
+"""Of weights that are read at a time in each step, and once more ahead; a quarter of it, and none ahead, where
+registers are full of others: then the nearest cache holds them."""
 
 WIDEST_TILE = 1024
 """Columns of weights, with those of all gates, whose sums for a tile of rows leave registers for the rest."""
@@ -49,7 +49,7 @@ TILE_ROWS = 16
 """Rows of the batch that go through the tensor cores together."""
 
 LEAST_UNITS = 16
-SHARE_UNITS = 32
+SHARE_UNITS = 16
 """Units of a program where there is one step."""
 
 STREAM_STAGES = 3
@@ -97,7 +97,7 @@ class _Recurrence:
         if not isinstance(hidden, int):
             raise CompilerError(f"{kernel.name}: a recurrence of {hidden} units")
         self.hidden, self.padded = hidden, max(power_of_two(hidden), LEAST_UNITS)
-        self.gates = self.form.gates
+        self.gates = self.abreast = self.form.gates
         self.dtype = register_dtype(gates.dtype)
         self.type = register_type(self.dtype)
         self.two_stage = is_two_stage(found.op, found.attrs)
@@ -121,7 +121,7 @@ class _Recurrence:
         operand = self._type("weight")
         count, units = operand.shape[0], self._line()
         assert isinstance(count, int)
-        sizes = (units, self.gates) if interleaved else (self.gates, units)
+        sizes = (units, self.abreast) if interleaved else (self.gates, units)
         column = (1, self.hidden) if interleaved else (self.hidden, 1)
         shape = (count, self.hidden, *sizes)
         rows = ((1, 0, 0, 0), (0, 0, *column), (0, 1, 0, 0))
@@ -140,7 +140,7 @@ class _Recurrence:
             return (
                 f"p{number} + {offset_at(self.dims, type_, [str(index), f'({gate}) * {self.hidden} + {unit}', k], '0')}"
             )
-        line = self._line() * self.gates
+        line = self._line() * self.abreast
         inside = column if column is not None else f"({gate}) * {self._line()} + {unit}"
         return f"p{number} + {index * self.hidden * line} + ({k}) * {line} + ({inside})"
 
@@ -238,30 +238,36 @@ class _Rows(_Recurrence):
 
     def __init__(self, kernel: Kernel, target: Target, found: OwnedRoot) -> None:
         super().__init__(kernel, target, found)
-        self.interleaved = self.gates > 1 and not self.two_stage and power_of_two(self.gates) == self.gates
         # Of one step nobody waits for another's result; what resets needs all units first.
         self.is_shared = self.steps == 1 and not self.two_stage and self.padded > SHARE_UNITS
         self.units = SHARE_UNITS if self.is_shared else self.padded
         self.tile = f"({self.units},)"
         self.zeros = f"tl.zeros(({self.units},), tl.int32)"
+        # Three gates lie beside zeros where there is room for them: one sum takes fewer barriers than three.
+        item = self.dtype.itemsize_bytes
+        beside = power_of_two(self.gates)
+        has_room = self.is_constant and not self.is_shared and self.padded**2 * beside * item <= RESIDENT_BYTES // 2
+        self.interleaved = self.gates > 1 and not self.two_stage and (beside == self.gates or has_room)
         if self.interleaved:
-            self.stages = [[_Matrix(tuple(range(self.gates)), self.units * self.gates)]]
+            self.abreast = beside
+            self.stages = [[_Matrix(tuple(range(beside)), self.units * beside)]]
         else:
             each = [_Matrix((gate,), self.units) for gate in range(self.gates)]
             self.stages = [each[:-1], each[-1:]] if self.two_stage else [each]
-        item = self.dtype.itemsize_bytes
-        columns = self.gates * self.units
+        columns = self.abreast * self.units
         self.resident = self._resident(columns * item)
         total = min(self.resident, self.padded) * columns * item
         self.warps = 4 if self.resident >= self.padded and total <= RESIDENT_BYTES // 2 else WARPS
         widest = max(sum(matrix.columns for matrix in stage) for stage in self.stages)
-        wanted = PIECE_BYTES * 2 if self.is_shared else PIECE_BYTES // 2 if self.resident else PIECE_BYTES
+        # Where a thread has columns to itself, it adds up a piece on the spot.
+        narrowest = min(matrix.columns for stage in self.stages for matrix in stage)
+        self.adds_at_once = narrowest >= 4 * 32 * self.warps
+        # Sums that are not made at once take as many registers as a piece.
+        wanted = PIECE_BYTES // 4 if self.resident else PIECE_BYTES if self.adds_at_once else PIECE_BYTES * 3 // 4
         piece = max(wanted // (widest * item), 1)
         # A gather must not reach behind the padded state.
         self.piece = min(1 << (piece.bit_length() - 1), self.resident or self.padded)
         self.chunks = max(-(-(self.hidden - self.resident) // self.piece), 0)
-        # Where a thread has columns to itself, it adds up a piece on the spot.
-        self.adds_at_once = widest >= 4 * 32 * self.warps
 
     def _resident(self, row_bytes: int) -> int:
         """Rows of the weights that stay in registers: all of them, a power of two, or none."""
@@ -335,7 +341,8 @@ class _Rows(_Recurrence):
             gate, unit = str(matrix.gates[0]), column
         address = self._weight(k, gate, unit, column if len(matrix.gates) > 1 else None)
         whole = first.isdigit() and int(first) + count <= self.hidden
-        masks = [] if whole or (self.hidden - self.resident) % count == 0 else [f"({k} < {self.hidden})"]
+        whole = whole or ((self.hidden - self.resident) % count == 0 and not (self.is_shared and first == "following"))
+        masks = [] if whole else [f"({k} < {self.hidden})"]
         if self.inside is not None:
             masks.append(f"({column} < {limit})")
         return self._read(f"{address} + tl.zeros(({count}, {matrix.columns}), tl.int32)", " & ".join(masks) or None)
@@ -360,14 +367,17 @@ class _Rows(_Recurrence):
                     code.line(f"a{name} = tl.zeros(({self.piece}, {matrix.columns}), {self.type})")
             end = self.resident + self.chunks * self.piece
             with code.block(f"for at in range({self.resident}, {end}, {self.piece})"):
-                if not self.resident:
-                    code.line(f"following = tl.where(at + {self.piece} < {end}, at + {self.piece}, 0)")
+                goes_on = self.chunks > 1 or not self.is_shared
+                if not self.resident and goes_on:  # after the last piece the first one of the next step
+                    around = "" if self.is_shared else f" % {end}"
+                    code.line(f"following = (at + {self.piece}){around}")
                 for name, matrix in names:
                     if self.resident:
                         code.line(f"v{name} = {self._rows(matrix, name, 'at', self.piece)}")
                         continue
                     code.line(f"v{name} = q{name}")
-                    code.line(f"q{name} = {self._rows(matrix, name, 'following', self.piece)}")
+                    if goes_on:
+                        code.line(f"q{name} = {self._rows(matrix, name, 'following', self.piece)}")
                 code.line(f"k_part = {self._part(state, 'at', self.piece)}[:, None]")
                 for name, _ in names:
                     if self.adds_at_once:
@@ -475,7 +485,7 @@ class _Tiles(_Recurrence):
         self.is_resident = weights <= min(RESIDENT_BYTES, target.numbers["shared_bytes"] * 8 // 9)
         is_small = not self.is_resident or weights <= RESIDENT_BYTES // 2
         self.warps = 4 if self.padded * self.gates <= 256 and is_small else WARPS
-        piece = max(PIECE_BYTES // (self.padded * self.gates * item), 16)
+        piece = max(PIECE_BYTES // 2 // (self.padded * self.gates * item), 16)
         self.piece = min(1 << (piece.bit_length() - 1), self.padded)
         self.precision = ', input_precision="tf32"' if item == 4 else ""
 

@@ -123,8 +123,8 @@ class _Trees:
             code.line("threshold, left = tl.split(even)")
             code.line("feature, right = tl.split(odd)")
             code.line("threshold = threshold.to(tl.float32, bitcast=True)")
-        tested = "(feature & 0x7FFFFFFF)" if self.attrs["missing"] else "feature"
-        place = self._at(0, self.x, ["row", tested], f"({LANES},)")
+        column = "(feature & 0x7FFFFFFF)" if self.attrs["missing"] else "feature"
+        place = self._at(0, self.x, ["row", column], f"({LANES},)")
         code.line(f"value = tl.load({place}, mask=walks, other=0)")
         code.line(f"is_left = value {'<' if self.attrs['strict'] else '<='} threshold")
         if self.attrs["missing"]:

@@ -152,7 +152,7 @@ def test_weights_of_both_directions() -> None:
 def test_weights_that_do_not_fit(op: str, before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the rows stays, or none; pieces that divide what is left, and that do not."""
     attrs: dict[str, Any] = {"linear_before_reset": before} if op == "recur_gru" else {}
-    for hidden, held, piece in ((48, 1 << 12, 1 << 10), (50, 1 << 13, 1 << 11), (64, 1 << 8, 1 << 11), (19, 0, 1 << 9)):
+    for hidden, held, piece in ((48, 1 << 12, 1 << 11), (50, 1 << 13, 1 << 12), (64, 1 << 8, 1 << 11), (19, 0, 1 << 9)):
         monkeypatch.setattr(emitter, "RESIDENT_BYTES", held)
         monkeypatch.setattr(emitter, "PIECE_BYTES", piece)
         schedule = check(recurrence(op, 3, 2, hidden, given_to(op), **attrs))
@@ -162,11 +162,14 @@ def test_weights_that_do_not_fit(op: str, before: bool, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("op", OPERATORS)
-def test_one_step_is_shared_by_units(op: str) -> None:
+def test_one_step_is_shared_by_units(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     attrs: dict[str, Any] = {"linear_before_reset": True} if op == "recur_gru" else {}
     for hidden in (40, 64, 100):
-        assert "32 units a program" in check(recurrence(op, 1, 3, hidden, given_to(op), **attrs))
-        assert "32 units a program" in check(recurrence(op, 1, B, hidden, reverse=True, **attrs), {"B": 2})
+        assert "16 units a program" in check(recurrence(op, 1, 3, hidden, given_to(op), **attrs))
+        assert "16 units a program" in check(recurrence(op, 1, B, hidden, reverse=True, **attrs), {"B": 2})
+    monkeypatch.setattr(emitter, "PIECE_BYTES", 1 << 10)  # several pieces
+    for hidden in (40, 64):
+        check(recurrence(op, 1, 2, hidden, given_to(op), **attrs))
     assert "units a program" not in check(recurrence("recur_gru", 1, 2, 40, given_to("recur_gru")))
 
 
