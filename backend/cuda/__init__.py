@@ -21,9 +21,8 @@ from aot.backend.cuda.source import emit_source
 from aot.backend.cuda.steps import emit_steps
 from aot.backend.cuda.trees import emit_trees
 from aot.backend.cuda.window import emit_window
-from aot.errors import UnsupportedError
 from aot.ir import Node
-from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, ScanRoot, WindowRoot
+from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, ScanRoot, WindowRoot
 from aot.lower import OWNED_KINDS
 from aot.ops import OPS
 from aot.target import Target

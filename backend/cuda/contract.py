@@ -253,9 +253,7 @@ class _Contract:
         down, across = dimension.ceildiv(self.rows, tile.rows), dimension.ceildiv(self.columns, width)
         with tiling.programs(self.batch * down * across) as program:
             down_text, across_text = self.dims.text(down), self.dims.text(across)
-            code.line(f"tiles = {down_text} * {across_text}")
-            code.line(f"sample = {program} // tiles")
-            code.line(f"tile = {program} % tiles")
+            self._number(program, f"{down_text} * {across_text}")
             self._walk(down, across)
             batch = self._batch_axes(renderer)
             m_dim, m = self._span(renderer, "m", "down", tile.rows, self.row_axes, "[:, None]")
@@ -307,6 +305,16 @@ class _Contract:
             code.line(f"tap = step // {steps}")
             code.line(f"at = step % {steps} * {tile.summed}")
             yield "at", self._indices(self.taps, "tap")
+
+    def _number(self, program: str, tiles: str) -> None:
+        """Writes which tile of which sample of the batch a program makes."""
+        if self.batch == 1:  # without a bound that is known, places stay numbers of 32 bits
+            self.code.line(f"sample = 0 * {program}")
+            self.code.line(f"tile = {program}")
+            return
+        self.code.line(f"tiles = {tiles}")
+        self.code.line(f"sample = {program} // tiles")
+        self.code.line(f"tile = {program} % tiles")
 
     def _walk(self, down: Dim, across: Dim) -> None:
         """Writes which rows and columns of tiles a tile is, in groups of rows."""
@@ -611,9 +619,7 @@ class _Contract:
         down, across = dimension.ceildiv(self.rows, size), dimension.ceildiv(self.columns, size)
         kind = register_type(root.accumulate)
         with tiling.programs(self.batch * down * across) as program:
-            code.line(f"tiles = {self.dims.text(down)} * {self.dims.text(across)}")
-            code.line(f"sample = {program} // tiles")
-            code.line(f"tile = {program} % tiles")
+            self._number(program, f"{self.dims.text(down)} * {self.dims.text(across)}")
             code.line(f"down = tile // {self.dims.text(across)}")
             code.line(f"across = tile % {self.dims.text(across)}")
             batch = self._batch_axes(renderer)
