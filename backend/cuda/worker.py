@@ -124,10 +124,11 @@ def _assembled(path: Path, capability: int) -> Path:
 
 
 def _packs_halves(text: str, cubin: Path) -> bool:
-    """Whether integers of 16 bits were packed in pairs, which CUDA 12.9's assembler does wrongly.
+    """Whether integers of 16 bits were packed in pairs, which CUDA 12.9's assembler gets wrong where it unrolls.
 
-    Places that are known to be below 65536 are computed in 16 bits; of a convolution of 64 x 3 x 3 channels, unrolled,
-    the tests whether they are inside the image then came out wrong (-O1 and CUDA 13 are right).
+    Places that are known to be below 65536 are computed in 16 bits. In the unrolled loop over the taps of a 3 x 3
+    convolution, the tests whether they are inside the image came out wrong on an H200 (2026-11-30); with -O1, which
+    does not unroll, and by CUDA 13's assembler they are right.
     """
     if re.search(r"\b(?:add|sub|min|max)\.[su]16\b", text) is None:
         return False
