@@ -17,7 +17,7 @@ from aot.backend.cuda.running import RUNNING, emit_running
 from aot.backend.cuda.scans import emit_scan
 from aot.backend.cuda.scatter import emit_scatter
 from aot.backend.cuda.sort import emit_sort
-from aot.backend.cuda.source import emit_source
+from aot.backend.cuda.source import emit_source, lacks_source
 from aot.backend.cuda.steps import emit_steps
 from aot.backend.cuda.trees import emit_trees
 from aot.backend.cuda.window import emit_window
@@ -85,8 +85,10 @@ class CudaBackend:
             if not has_type(value.type.dtype):
                 return f"a GPU has no code for elements of type {value.type.dtype.name}"
         definition = OPS[node.op]
-        if node.op in OWNED or self.name in definition.sources:
+        if node.op in OWNED:
             return ""
+        if self.name in definition.sources:
+            return lacks_source(node)
         if definition.kind in OWNED_KINDS or (definition.kind not in self.kinds and definition.decompose is None):
             sources = ", ".join(sorted(definition.sources))
             return f"the operator has source for {sources} only" if "." in node.op else "a GPU has no kernel for it yet"

@@ -1,4 +1,4 @@
-"""Convolutions of groups: each output sums few elements, of channels of its own, so tensor cores have nothing to share.
+"""Convolutions of groups, or of few outputs: tensor cores would have nothing to share, or next to nothing to do.
 
 A tile is places times channels, channels innermost, as channels-last memory has them. A program makes the same tile at
 several places of one spatial axis, one below the other: what a line of the input holds is read once and added to every

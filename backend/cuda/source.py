@@ -16,7 +16,7 @@ from aot.backend.cuda.code import Code, DimTable
 from aot.backend.cuda.frame import Tiling, finish
 from aot.dtypes import DType
 from aot.errors import AotError, CompilerError, OperatorError, UnsupportedError
-from aot.ir import Attr, TensorType
+from aot.ir import Attr, Node, TensorType
 from aot.kernel import Kernel, OwnedRoot
 from aot.ops.opdef import OPS, KernelSource, infer
 from aot.target import Target
@@ -64,6 +64,20 @@ def emit_source(kernel: Kernel, target: Target) -> Emitted:
         kernel, tiling, warps=source.warps, stages=1, schedule=f"Triton source of {root.op}",
         flops=results[0].elements * definition.cost_flops, functions=f"{text.strip()}\n\n\n",
     )  # fmt: skip
+
+
+def lacks_source(node: Node) -> str:
+    """Why an op with Triton source has none for this node, such as for a matrix that is too large; "" if it has."""
+    source = OPS[node.op].sources["cuda"]
+    root = OwnedRoot(node.op, node.attrs, (), ())
+    types = [None if value is None else value.type for value in node.inputs]
+    types += [None] * (sum(not name.startswith("*") for name in OPS[node.op].inputs) - len(types))
+    try:
+        for part in (source.text, source.programs):
+            _made(part, "the source", root, types, f"operator {node.op!r}")
+    except UnsupportedError as error:
+        return error.message
+    return ""
 
 
 def _made(value: object, what: str, root: OwnedRoot, types: Sequence[TensorType | None], where: str) -> object:

@@ -1,7 +1,8 @@
 """WINDOW kernels: a convolution is a matrix product whose left operand is read through its window.
 
 Taps and channels are summed, channels innermost, as channels-last memory has them; places outside of the input read
-as 0. With groups each output sums few elements, without tensor cores (direct.py).
+as 0. With groups each output sums few elements, and a few outputs leave a tile empty: these are summed without tensor
+cores (direct.py).
 """
 
 from __future__ import annotations
@@ -29,11 +30,19 @@ def emit_window(kernel: Kernel, target: Target, schedule: Tile | Direct | None =
     root = kernel.root
     if not isinstance(root, WindowRoot):
         raise CompilerError(f"{kernel.name}: not a convolution")
-    if root.groups != 1:
+    if root.groups != 1 or _has_few_outputs(kernel, root):
         direct, lines, packed = _as_direct(kernel, root)
         return emit_direct(direct, target, lines, packed, schedule if isinstance(schedule, Direct) else None)
     product_kernel, packed = _as_product(kernel, root)
     return emit_contract(product_kernel, target, schedule if isinstance(schedule, Tile) else None, packed)
+
+
+def _has_few_outputs(kernel: Kernel, root: WindowRoot) -> bool:
+    """Whether a product would have so few columns that most of a tile is empty: with tensor cores, a single one."""
+    w = kernel.inputs[root.w].type
+    outputs, channels = w.shape[:2]
+    most = MOST_SINGLE_OUTPUTS if w.dtype == F32 and root.operand in (None, F32) else 1
+    return isinstance(outputs, int) and outputs <= most and isinstance(channels, int)
 
 
 def _guarded(load: int, dtype: DType, indices: Sequence[Expr], tests: Sequence[Expr]) -> Expr:
@@ -110,6 +119,9 @@ def _as_product(kernel: Kernel, root: WindowRoot) -> tuple[Kernel, dict[int, Pac
     return replace(kernel, kind=Kind.CONTRACT, axes=axes, inputs=tuple(inputs), root=contraction), packed
 
 
+MOST_SINGLE_OUTPUTS = 8
+"""Output channels of a convolution in f32, without tensor cores, that are summed one by one."""
+
 LEAST_CHANNELS = 16
 """Channels that make a step of a product by themselves."""
 
@@ -152,6 +164,7 @@ def _as_direct(kernel: Kernel, root: WindowRoot) -> tuple[Kernel, Lines, dict[in
     taps = [axis(first + 1 + n) for n in range(w.rank - 2)]
     places, tests = _positions(kernel, root, taps)
     group = expr.call("floordiv", axis(1), dim(outputs // root.groups)) if outputs != root.groups else axis(1)
+    group = const(0, I64) if root.groups == 1 else group
     a = _operand(root, _guarded(root.x, x.dtype, (axis(0), group * channels + axis(first), *places), tests))
     b = _operand(root, expr.load(root.w, w.dtype, (axis(1), axis(first), *taps)))
     inputs, packed = list(kernel.inputs), {}

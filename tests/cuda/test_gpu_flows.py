@@ -89,7 +89,7 @@ def test_state_is_where_the_caller_has_it() -> None:
 def test_a_profile_names_every_step() -> None:
     with load("host") as model:
         rows = model.profile(next(iter(feeds("host"))))
-        assert any("Det" in node for _, nodes, _ in rows for node in nodes)
+        assert any("eigh" in node for _, nodes, _ in rows for node in nodes)
         assert all(seconds >= 0 for _, _, seconds in rows)
 
 
