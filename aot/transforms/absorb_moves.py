@@ -101,11 +101,15 @@ def _with_axes_of_products(graph: Graph) -> Graph:
     nodes: list[Node] = []
     made: dict[Value, Value] = {}
     source_of: dict[Value, tuple[Value, tuple[int, ...]]] = {}  # what a transpose turns, and how
+    products: set[Value] = set()  # and what is computed of them element by element
     for old in graph.nodes:
         node = replace(old, inputs=tuple(made.get(v, v) if v is not None else None for v in old.inputs))
         perm = _perm_of_products(node, source_of, graph)
         if perm is None:
-            if node.op == "transpose" and node.operands[0].type.layout == ROW_MAJOR:
+            is_epilogue = OPS[node.op].kind is Kind.MAP and any(value in products for value in node.operands)
+            if node.op == "matmul" or is_epilogue:
+                products.update(node.outputs)
+            if node.op == "transpose" and node.operands[0].type.layout == ROW_MAJOR and node.operands[0] in products:
                 source_of[node.output] = node.operands[0], ints_attr(node.attrs, "perm")
             nodes.append(node)
             continue
@@ -122,6 +126,7 @@ def _with_axes_of_products(graph: Graph) -> Graph:
         shape = tuple(type_.shape[perm.index(axis)] for axis in range(len(perm)))
         result = Value(TensorType(type_.dtype, shape), node.output.name)
         made[old.output] = Value(type_, node.output.name)
+        products.add(result)
         source_of[made[old.output]] = result, perm
         nodes.append(replace(node, inputs=tuple(inputs), outputs=(result,)))
         nodes.append(Node("transpose", (result,), (made[old.output],), {"perm": perm}, node.locs))

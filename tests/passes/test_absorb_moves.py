@@ -104,6 +104,15 @@ def test_a_residual_around_turned_products_is_their_epilogue() -> None:
     assert [ops for ops in kernels(compiled(graph)) if "matmul" in ops] == 2 * [["matmul", "add"]]
 
 
+def test_what_a_product_reads_keeps_its_axes() -> None:
+    b = Builder()
+    x = b.input("x", F16, (256, 512))
+    rows = b.add(b.matmul(x, weight(b, 512, 512)), weight(b, 512))  # cut into parts, whose operands are only widened
+    graph = b.finish([b.op("layer_norm", rows, weight(b, 512), weight(b, 512), axis=1, epsilon=1e-5)[0]])
+    first, _ = kernels(compiled_without_check(graph))
+    assert first[-1] == "matmul" and first.count("cast") == 2
+
+
 def test_a_table_that_turns_nothing_stays() -> None:
     b = Builder()
     x = b.input("x", F16, (5, 32))
