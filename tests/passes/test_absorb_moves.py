@@ -104,6 +104,16 @@ def test_a_residual_around_turned_products_is_their_epilogue() -> None:
     assert [ops for ops in kernels(compiled(graph)) if "matmul" in ops] == 2 * [["matmul", "add"]]
 
 
+def test_a_part_of_a_concatenation_keeps_its_axes() -> None:
+    b = Builder()
+    x = b.input("x", F16, (6, 8, 20))
+    pooled = b.op("max_pool", x, window=(1,), strides=(1,), pads=(0, 0), dilations=(1,))[0]
+    turned = b.transpose(pooled, perm=(2, 0, 1))
+    part = b.add(turned, b.scalar(2.0, F16))
+    graph = b.finish([b.max(b.concat(part, turned, axis=2), weight(b, 6, 1)), b.matmul(turned, weight(b, 8, 16))])
+    compiled(graph)
+
+
 def test_a_table_that_turns_nothing_stays() -> None:
     b = Builder()
     x = b.input("x", F16, (5, 32))
