@@ -155,5 +155,7 @@ def _turn(node: Node, table: Const) -> tuple[int, int] | None:
     if table.dtype != I64 or table.shape != (extent,) or not isinstance(extent, int) or extent < 2:
         return None
     places = table.array()
+    if places.min() < -extent or places.max() >= extent:
+        return None  # a gather reads the first or the last element there
     first = int(places[0]) % extent
     return (extent, first) if np.array_equal(places % extent, (np.arange(extent) + first) % extent) else None
