@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from aot.backend.cpu import CpuBackend
 from aot.backend.cuda import CudaBackend
@@ -15,6 +16,7 @@ from aot.ir import Graph
 from aot.options import CompileOptions
 from aot.passes import Context, PassManager
 from aot.pipeline import CORE_PASSES, TARGET_PASSES
+from tests.passes.random_graphs import RandomGraph, assert_alike
 
 
 def compiled(graph: Graph, backend: Any = None) -> Graph:
@@ -123,6 +125,14 @@ def test_a_table_that_turns_nothing_stays() -> None:
     compiled(b.finish(turned))
     graph = b.finish([*turned, b.gather(x, b.input("i", I64, (2,)), axis=0)])
     assert "iota" not in {op for ops in kernels(compiled_without_check(graph)) for op in ops}
+
+
+@pytest.mark.parametrize("first", range(0, 200, 40))
+def test_random_graphs(first: int) -> None:
+    for seed in range(first, first + 40):
+        made = RandomGraph(seed)
+        result = compiled_without_check(made.graph)
+        assert_alike(evaluate(result, made.arrays), evaluate(made.graph, made.arrays), seed)
 
 
 def compiled_without_check(graph: Graph) -> Graph:
