@@ -142,6 +142,8 @@ def _perm_of_products(
     found = {source_of[value][1] for value in node.operands if value in source_of}
     if len(found) != 1 or node.output in graph.outputs or any(node.output == new for _, new in graph.state):
         return None
+    if any(user.op == "concat" for user in graph.users.get(node.output, ())):
+        return None  # a part of a concatenation is what a kernel writes there, and no view
     (perm,) = found
     type_ = node.output.type
     wide = [value.type for value in node.operands if value.type.elements != 1 or value.type.rank]
@@ -158,5 +160,7 @@ def _turn(node: Node, table: Const) -> tuple[int, int] | None:
     if table.dtype != I64 or table.shape != (extent,) or not isinstance(extent, int) or extent < 2:
         return None
     places = table.array()
+    if places.min() < -extent or places.max() >= extent:
+        return None  # a gather reads the first or the last element there
     first = int(places[0]) % extent
     return (extent, first) if np.array_equal(places % extent, (np.arange(extent) + first) % extent) else None

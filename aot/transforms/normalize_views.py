@@ -13,7 +13,7 @@ from aot.pattern import SILENT, Match, View, op, rule
 from aot.transforms.shapes import (
     MAPS,
     REDUCES,
-    as_int,
+    axis_of,
     chained,
     count_reads,
     dims_of,
@@ -203,7 +203,7 @@ def slice_of_slice(b: Builder, m: Match) -> Value:
 
 
 def _check_slice_of_concat(m: Match) -> str | None:
-    axis = as_int(m.node("concat").attrs["axis"])
+    axis = axis_of(m.node("concat"))
     starts, sizes, steps = _slice_of(m.root)
     start, size, step = starts[axis], sizes[axis], steps[axis]
     if not isinstance(start, int) or not isinstance(size, int) or size < 1:
@@ -224,7 +224,7 @@ def _check_slice_of_concat(m: Match) -> str | None:
 @rule(op("slice", op("concat", name="concat", shared=True)), check=_check_slice_of_concat, measure=_SLICES)
 def slice_of_concat(b: Builder, m: Match) -> Value:
     """A slice inside one piece of a concat is a slice of that piece."""
-    axis = as_int(m.node("concat").attrs["axis"])
+    axis = axis_of(m.node("concat"))
     starts, sizes, steps = _slice_of(m.root)
     moved = tuple(m.facts["start"] if place == axis else start for place, start in enumerate(starts))
     return emit(b, "slice", m.facts["piece"], starts=moved, sizes=sizes, steps=steps)
@@ -238,7 +238,7 @@ def concat_of_one(b: Builder, m: Match) -> Value:
 
 def _pieces(node: Node) -> list[Value]:
     """The operands of a concat that are not empty; one of them at least."""
-    axis = as_int(node.attrs["axis"])
+    axis = axis_of(node)
     return [v for v in node.operands if v.type.shape[axis] != 0] or [node.operands[0]]
 
 
@@ -255,7 +255,7 @@ def concat_of_nothing(b: Builder, m: Match) -> Value:
 def _check_nested_concat(m: Match) -> str | None:
     for value in m.root.operands:
         maker = m.view.producer.get(value)
-        if maker is not None and maker.op == "concat" and maker.attrs["axis"] == m.root.attrs["axis"]:
+        if maker is not None and maker.op == "concat" and axis_of(maker) == axis_of(m.root):
             if m.view.sole_user(value) is m.root:
                 m.include(maker)
                 m.facts[id(value).__str__()] = maker
@@ -273,7 +273,7 @@ def concat_of_concat(b: Builder, m: Match) -> Value:
 
 
 def _check_adjacent(m: Match) -> str | None:
-    axis = as_int(m.root.attrs["axis"])
+    axis = axis_of(m.root)
     makers = [m.view.producer.get(v) for v in m.root.operands]
     runs: list[list[tuple[Value, Dim, Dim]]] = []
     joined = False
@@ -307,10 +307,14 @@ def _check_adjacent(m: Match) -> str | None:
     return None if joined else SILENT
 
 
-@rule(op("concat"), check=_check_adjacent, measure=lambda nodes, view: sum(len(n.operands) for n in nodes))
+@rule(
+    op("concat"),
+    check=_check_adjacent,
+    measure=lambda nodes, view: sum(len(n.operands) for n in nodes if n.op == "concat"),
+)
 def concat_of_slices(b: Builder, m: Match) -> Value:
     """Slices of one tensor that follow each other are one slice."""
-    axis = as_int(m.root.attrs["axis"])
+    axis = axis_of(m.root)
     pieces: list[Value] = []
     for run in m.facts["runs"]:
         if len(run) == 1:
@@ -389,7 +393,7 @@ def tile_of_units(b: Builder, m: Match) -> Value:
 
 
 def _check_copies(m: Match) -> str | None:
-    first, axis = m.root.operands[0], as_int(m.root.attrs["axis"])
+    first, axis = m.root.operands[0], axis_of(m.root)
     if len(m.root.operands) < 2 or any(value is not first for value in m.root.operands):
         return SILENT
     reader = m.view.sole_user(m.root.output)
@@ -399,7 +403,7 @@ def _check_copies(m: Match) -> str | None:
 @rule(op("concat"), check=_check_copies, measure=lambda nodes, view: sum(1.0 for n in nodes if n.op == "concat"))
 def concat_of_copies(b: Builder, m: Match) -> Value:
     """One tensor many times along an axis is an expand of it."""
-    first, axis = m.root.operands[0], as_int(m.root.attrs["axis"])
+    first, axis = m.root.operands[0], axis_of(m.root)
     if first.type.shape[axis] == 1:
         return emit(b, "expand", first, shape=m.root.output.type.shape)
     before, after = first.type.shape[:axis], first.type.shape[axis:]
@@ -448,7 +452,7 @@ def reduce_of_units(b: Builder, m: Match) -> Value:
 
 def _check_known_gather(m: Match) -> str | None:
     indices = m.view.const(m["i"])
-    axis = as_int(m.root.attrs["axis"])
+    axis = axis_of(m.root)
     extent = m["x"].type.shape[axis]
     if indices is None:
         return SILENT
@@ -470,7 +474,7 @@ def _check_known_gather(m: Match) -> str | None:
 def gather_at_known_places(b: Builder, m: Match) -> Value:
     """A gather at constant, evenly spaced indices is a slice."""
     start, size, step = m.facts["slice"]
-    axis = as_int(m.root.attrs["axis"])
+    axis = axis_of(m.root)
     shape = m["x"].type.shape
     places = range(len(shape))
     taken = emit(

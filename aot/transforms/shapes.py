@@ -42,6 +42,12 @@ def as_int(attr: Attr) -> int:
     return attr
 
 
+def axis_of(node: Node) -> int:
+    """The `axis` attribute of an op whose first operand (or, without operands, result) has it; counted from 0."""
+    value = node.operands[0] if node.operands else node.output
+    return as_int(node.attrs["axis"]) % max(value.type.rank, 1)
+
+
 def as_float(attr: Attr) -> float:
     """A number attribute."""
     assert isinstance(attr, (int, float))

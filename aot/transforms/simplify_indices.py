@@ -9,6 +9,7 @@ from aot.ir import Array, Value
 from aot.pattern import SILENT, Constant, Match, op, rule
 from aot.transforms.shapes import (
     as_int,
+    axis_of,
     count_reads,
     dims_of,
     emit,
@@ -49,7 +50,7 @@ def cumsum_of_ones(b: Builder, m: Match) -> Value:
         b,
         "iota",
         shape=m.root.output.type.shape,
-        axis=as_int(m.root.attrs["axis"]) % max(m["x"].type.rank, 1),
+        axis=axis_of(m.root),
         start=0 if m.root.attrs["exclusive"] else step,
         step=step,
         dtype=m["x"].type.dtype,
@@ -103,7 +104,7 @@ def iota_backwards(b: Builder, m: Match) -> Value:
 def _check_iota_shape(m: Match) -> str | None:
     node = m.node("iota")
     before, after = node.output.type.shape, m.root.output.type.shape
-    axis = as_int(node.attrs["axis"])
+    axis = axis_of(node)
     if m.root.op == "expand":
         m.facts["axis"] = axis + len(after) - len(before)
         return None if after[m.facts["axis"]] == before[axis] else "it repeats the count"
@@ -126,7 +127,7 @@ def iota_in_shape(b: Builder, m: Match) -> Value:
 
 def _check_gather_all(m: Match) -> str | None:
     node = m.node("iota")
-    axis = as_int(m.root.attrs["axis"])
+    axis = axis_of(m.root)
     if node.output.type.rank != 1 or (node.attrs["start"], node.attrs["step"]) != (0, 1):
         return "it does not count from 0 by 1"
     if node.output.type.shape[0] != m["x"].type.shape[axis]:
@@ -160,7 +161,7 @@ def view_of_number(b: Builder, m: Match) -> Value:
 @rule(op("gather", "x", op("expand", "i", name="inner")), measure=count_reads(frozenset(("gather",)), "expand"))
 def gather_before_expand(b: Builder, m: Match) -> Value:
     """A gather at repeated indices is a gather, repeated."""
-    axis = as_int(m.root.attrs["axis"])
+    axis = axis_of(m.root)
     rank = m.node("inner").output.type.rank
     places = reshaped(b, m["i"], (*(1,) * (rank - m["i"].type.rank), *m["i"].type.shape))
     return emit(b, "expand", emit(b, "gather", m["x"], places, axis=axis), shape=m.root.output.type.shape)
@@ -168,7 +169,7 @@ def gather_before_expand(b: Builder, m: Match) -> Value:
 
 def _check_counted_places(m: Match) -> str | None:
     table, inner = m.view.consts[m["count"]], m.node("inner")
-    axis = as_int(m.root.attrs["axis"])
+    axis = axis_of(m.root)
     extent = m["x"].type.shape[axis]
     first = _counting_constant(table.array())
     if first is None:
@@ -188,7 +189,7 @@ def _check_counted_places(m: Match) -> str | None:
 )
 def gather_at_count(b: Builder, m: Match) -> Value:
     """A gather at a part of 0, 1, 2, … is a slice."""
-    inner, axis = m.node("inner"), as_int(m.root.attrs["axis"])
+    inner, axis = m.node("inner"), axis_of(m.root)
     start, size = dims_of(inner.attrs["starts"])[-1], dims_of(inner.attrs["sizes"])[-1]
     shape = m["x"].type.shape
     places = range(len(shape))

@@ -14,7 +14,7 @@ from aot.pattern import SILENT, Match, op, rule
 from aot.transforms.shapes import (
     MAPS,
     REDUCES,
-    as_int,
+    axis_of,
     count_reads,
     dims_of,
     emit,
@@ -143,7 +143,7 @@ def transpose_below_concat(b: Builder, m: Match) -> Value:
     """A concat of tensors transposed alike is a transpose of the concat."""
     makers = [m.view.producer[value] for value in m.root.operands]
     perm = perm_of(makers[0])
-    joined = emit(b, "concat", *[n.operands[0] for n in makers], axis=perm[as_int(m.root.attrs["axis"])])
+    joined = emit(b, "concat", *[n.operands[0] for n in makers], axis=perm[axis_of(m.root)])
     return transposed(b, joined, perm)
 
 

@@ -565,7 +565,7 @@ class _Contract:
         others = [root.a, *(store.value for store in self.kernel.stores)]
         if any(node.op == "load" and node.payload == load.payload for other in others for node in walk(other)):
             return None
-        if load.op != "load" or not self._is_weight(flat) or self._runs_along_k():
+        if load.op != "load" or not self._is_weight(flat) or self._runs_along_k() or load.payload in self.packed:
             return None
         type_ = self.source.inputs[load.payload].type
         if len(load.args) != type_.rank or any(a.op not in ("axis", "const") for a in load.args):

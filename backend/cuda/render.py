@@ -244,6 +244,8 @@ class Scope:
                 return self.define(self._load_text(expr, []))
             if expr.args[1].op != "const" and _is_zero(expr.args[2]):
                 return self.define(self._load_text(expr, [expr.args[1]]))
+        if expr.op == "const":
+            return self.define(f"tl.full({self.one}, {self.value(expr)}, {memory_type(dtype)})")
         return self.define(f"({self.value(expr)}).to({memory_type(dtype)})")
 
     def _load(self, expr: Expr) -> str:

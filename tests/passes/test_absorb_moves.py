@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from aot.backend.cpu import CpuBackend
 from aot.backend.cuda import CudaBackend
@@ -15,6 +16,7 @@ from aot.ir import Graph
 from aot.options import CompileOptions
 from aot.passes import Context, PassManager
 from aot.pipeline import CORE_PASSES, TARGET_PASSES
+from tests.passes.random_graphs import RandomGraph, assert_alike
 
 
 def compiled(graph: Graph, backend: Any = None) -> Graph:
@@ -113,12 +115,33 @@ def test_what_a_product_reads_keeps_its_axes() -> None:
     assert first[-1] == "matmul" and first.count("cast") == 2
 
 
+def test_a_part_of_a_concatenation_keeps_its_axes() -> None:
+    b = Builder()
+    x = b.input("x", F16, (6, 8, 20))
+    pooled = b.op("max_pool", x, window=(1,), strides=(1,), pads=(0, 0), dilations=(1,))[0]
+    turned = b.transpose(pooled, perm=(2, 0, 1))
+    whole = b.add(b.concat(turned, turned, axis=2), b.scalar(2.0, F16))  # added to each part, as they are alike
+    rows = b.reshape(whole, shape=(10, 12, 16))
+    graph = b.finish([b.matmul(turned, weight(b, 8, 16)), b.max(whole, weight(b, 6, 1)), rows])
+    compiled(graph)
+
+
 def test_a_table_that_turns_nothing_stays() -> None:
     b = Builder()
     x = b.input("x", F16, (5, 32))
-    table = b.const(np.array([3, 4, 0, 2, 1]), "table")
-    graph = b.finish([b.gather(x, table, axis=0), b.gather(x, b.input("i", I64, (2,)), axis=0)])
+    tables = [[3, 4, 0, 2, 1], [3, 4, 5, 6, 7], [-2, -1, -5, -4, -8]]  # what lies outside is the first or the last
+    turned = [b.gather(x, b.const(np.array(table), f"table{n}"), axis=0) for n, table in enumerate(tables)]
+    compiled(b.finish(turned))
+    graph = b.finish([*turned, b.gather(x, b.input("i", I64, (2,)), axis=0)])
     assert "iota" not in {op for ops in kernels(compiled_without_check(graph)) for op in ops}
+
+
+@pytest.mark.parametrize("first", range(0, 200, 40))
+def test_random_graphs(first: int) -> None:
+    for seed in range(first, first + 40):
+        made = RandomGraph(seed)
+        result = compiled_without_check(made.graph)
+        assert_alike(evaluate(result, made.arrays), evaluate(made.graph, made.arrays), seed)
 
 
 def compiled_without_check(graph: Graph) -> Graph:

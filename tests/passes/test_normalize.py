@@ -10,7 +10,7 @@ import pytest
 from aot.builder import Builder
 from aot.dtypes import BOOL, F16, F32, F64, I8, I32, I64, U8
 from aot.evaluate import evaluate
-from aot.ir import Graph
+from aot.ir import Graph, Value
 from aot.passes import Context
 from aot.text import parse_graph, print_graph
 from aot.transforms.normalize import NORMALIZE_RULES, holds, normalize
@@ -18,6 +18,13 @@ from tests.passes.cases import Case, N, built, check, declines, f, f32, fires, f
 
 RULES = {rule.name: rule for rule in NORMALIZE_RULES}
 M = N.dim
+
+
+def halves(b: Builder) -> list[Value]:
+    """The first two columns of a tensor, and the other two."""
+    x = f(b, "x", M, 4)
+    return [b.slice_(x, starts=(0, start), sizes=(M, 2), steps=(1, 1)) for start in (0, 2)]
+
 
 CASES: list[Case] = [
     fires("constant_second", lambda b: b.add(w(b, 3), f(b, "x", M, 3)), "add"),
@@ -235,6 +242,25 @@ CASES: list[Case] = [
             )
         )(f(b, "x", M, 9)),
     ),
+    fires(
+        "concat_of_slices",  # of slices that others read too
+        lambda b: (lambda low, high: (b.concat(high, low, high, low, axis=-1), b.concat(low, high, axis=0)))(
+            *halves(b)
+        ),
+        "slice slice slice concat concat",
+    ),
+    fires("concat_of_slices", lambda b: b.relu(b.concat(*halves(b), axis=-1)), "slice relu"),
+    fires(
+        "slice_of_concat",
+        lambda b: b.slice_(
+            b.concat(f(b, "x", M, 4, 2), f(b, "y", M, 5, 2), axis=-2),
+            starts=(0, 5, 0),
+            sizes=(M, 3, 2),
+            steps=(1, 1, 1),
+        ),
+        "slice",
+    ),
+    fires("concat_of_copies", lambda b: (lambda x: b.concat(x, x, axis=-2))(f(b, "x", M, 1, 4)), "expand"),
     fires("pad_of_nothing", lambda b: b.relu(b.pad(f(b, "x", M, 4), before=(0, 0), after=(0, 0))), "relu"),
     declines("pad_of_nothing", lambda b: b.relu(b.pad(f(b, "x", M, 4), before=(0, 0), after=(0, 1)))),
     fires(
@@ -272,6 +298,7 @@ CASES: list[Case] = [
     declines("reduce_of_units", lambda b: b.reduce_max(f(b, "x", M, 1, 4), axes=(2,))),
     fires("gather_at_known_places", lambda b: b.gather(f(b, "x", M, 6), n(b, -2, I64), axis=1), "slice reshape"),
     fires("gather_at_known_places", lambda b: b.gather(f(b, "x", M, 6), ints(b, 5, 3, 1), axis=1), "slice"),
+    fires("gather_at_known_places", lambda b: b.gather(f(b, "x", M, 6, 4), ints(b, 1, 2), axis=-2), "slice"),
     declines("gather_at_known_places", lambda b: b.gather(f(b, "x", M, 6), ints(b, 0, 1, 3), axis=1), "no even step"),
     declines("gather_at_known_places", lambda b: b.gather(f(b, "x", M, 6), n(b, 6, I64), axis=1), "lie inside"),
     declines("gather_at_known_places", lambda b: b.gather(f(b, "x", M, 6), n(b, 0, I64), axis=0), "lie inside"),
