@@ -12,6 +12,7 @@ all at hand: the gate of a gated layer costs no kernel of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from aot.backend.cuda.code import Code, DimTable, register_dtype, register_type
 from aot.backend.cuda.frame import Tiling, finish, power_of_two
 from aot.backend.cuda.render import Renderer, Scope, TileDim
 from aot.backend.nest import COSTLY, flatten, free_axes
-from aot.dims import Dim, typical
+from aot.dims import Dim, Symbol, typical
 from aot.dtypes import BF16, F16, F32, I64, DType
 from aot.errors import CompilerError
 from aot.expr import Expr, axis, cast, const, walk
@@ -177,18 +178,33 @@ class _Contract:
     # Tiles.
 
     def _choose(self, operand: DType) -> Tile:
-        """The tile whose modelled time is least, for typical sizes."""
+        """The tile whose modelled time is least: for typical sizes, and for one sample where their number is open."""
         if isinstance(self.schedule, Tile):
             return self.schedule
         count = len(self.root.rights)
-        rows, columns, summed, batch = map(typical, (self.rows, self.columns * count, self.summed, self.batch))
+        samples = set(dimension.symbols_of(self.kernel.axes[0].extent)) if self.kernel.domain > 1 else set()
+
+        def size(dim: Dim, is_typical: bool) -> int:
+            def extent(symbol: Symbol) -> int:
+                few = symbol in samples and not is_typical
+                return max(symbol.lo, 1) if few else dimension.typical_extent(symbol)
+
+            found = dimension.substitute(dim, extent)
+            assert isinstance(found, int)
+            return found
+
+        open_sizes = (True, False) if samples else (True,)
+        cases = [
+            (size(self.rows, n), size(self.columns * count, n), size(self.summed, n), size(self.batch, n))
+            for n in open_sizes
+        ]
         taps = typical(self._extent(self.taps))
         processors = int(self.target.numbers["multiprocessors"])
 
         item = operand.itemsize_bytes
         shared = self.target.numbers["shared_bytes"]
 
-        def time(tile: Tile) -> float:
+        def time(tile: Tile, rows: int, columns: int, summed: int, batch: int) -> float:
             """Cycles, by a model fitted to products measured on an H200 (docs/cuda.md)."""
             tile = self._fitted(tile)
             steps = taps * -(-summed // tile.summed)
@@ -217,7 +233,7 @@ class _Contract:
             # The epilogue's own values live beside the sums: with more of those, registers spill.
             tiles = tuple(tile for tile in tiles if tile.rows * tile.columns <= MOST_SUMS * 32 * tile.warps)
         tiles = tuple(tile for tile in tiles if tile.columns >= 16 * count)
-        return min(tiles, key=time)
+        return min(tiles, key=lambda tile: math.prod(time(tile, *case) for case in cases))
 
     def _fitted(self, tile: Tile) -> Tile:
         """A tile whose steps are no longer than what is summed; tap by tap, with few places behind the last channel."""

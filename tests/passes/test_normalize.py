@@ -20,10 +20,11 @@ RULES = {rule.name: rule for rule in NORMALIZE_RULES}
 M = N.dim
 
 
-def halves(b: Builder) -> list[Value]:
+def halves(b: Builder) -> tuple[Value, Value]:
     """The first two columns of a tensor, and the other two."""
     x = f(b, "x", M, 4)
-    return [b.slice_(x, starts=(0, start), sizes=(M, 2), steps=(1, 1)) for start in (0, 2)]
+    low, high = (b.slice_(x, starts=(0, start), sizes=(M, 2), steps=(1, 1)) for start in (0, 2))
+    return low, high
 
 
 CASES: list[Case] = [
