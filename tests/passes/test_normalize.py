@@ -27,6 +27,12 @@ def halves(b: Builder) -> tuple[Value, Value]:
     return low, high
 
 
+def crossed_halves(b: Builder) -> tuple[Value, Value]:
+    """Two concatenations of the halves of a tensor."""
+    low, high = halves(b)
+    return b.concat(high, low, high, low, axis=-1), b.concat(low, high, axis=0)
+
+
 CASES: list[Case] = [
     fires("constant_second", lambda b: b.add(w(b, 3), f(b, "x", M, 3)), "add"),
     fires("constant_second", lambda b: b.lt(w(b, 3), f(b, "x", M, 3)), "gt"),
@@ -245,9 +251,7 @@ CASES: list[Case] = [
     ),
     fires(
         "concat_of_slices",  # of slices that others read too
-        lambda b: (lambda low, high: (b.concat(high, low, high, low, axis=-1), b.concat(low, high, axis=0)))(
-            *halves(b)
-        ),
+        crossed_halves,
         "slice slice slice concat concat",
     ),
     fires("concat_of_slices", lambda b: b.relu(b.concat(*halves(b), axis=-1)), "slice relu"),
