@@ -55,7 +55,12 @@ def image_network(precise: DType, merged: bool) -> Graph:
         return b.const(random.standard_normal(shape).astype(precise.numpy), f"w{len(b.consts)}")
 
     def conv(x: Any, outputs: int, window: int, stride: int = 1, groups: int = 1) -> Any:
-        attrs = {"strides": (stride,) * 2, "pads": (window // 2,) * 4, "dilations": (1, 1), "groups": groups}
+        attrs: dict[str, Any] = {
+            "strides": (stride,) * 2,
+            "pads": (window // 2,) * 4,
+            "dilations": (1, 1),
+            "groups": groups,
+        }
         shape = (outputs, x.type.shape[1] // groups, window, window)
         return b.relu(b.op("conv", x, weights(*shape), weights(outputs), **attrs)[0])
 

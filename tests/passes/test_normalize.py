@@ -20,10 +20,11 @@ RULES = {rule.name: rule for rule in NORMALIZE_RULES}
 M = N.dim
 
 
-def halves(b: Builder) -> list[Value]:
+def halves(b: Builder) -> tuple[Value, Value]:
     """The first two columns of a tensor, and the other two."""
     x = f(b, "x", M, 4)
-    return [b.slice_(x, starts=(0, start), sizes=(M, 2), steps=(1, 1)) for start in (0, 2)]
+    low, high = (b.slice_(x, starts=(0, start), sizes=(M, 2), steps=(1, 1)) for start in (0, 2))
+    return low, high
 
 
 CASES: list[Case] = [
@@ -244,9 +245,12 @@ CASES: list[Case] = [
     ),
     fires(
         "concat_of_slices",  # of slices that others read too
-        lambda b: (lambda low, high: (b.concat(high, low, high, low, axis=-1), b.concat(low, high, axis=0)))(
-            *halves(b)
-        ),
+        lambda b: (
+            lambda parts: (
+                b.concat(parts[1], parts[0], parts[1], parts[0], axis=-1),
+                b.concat(parts[0], parts[1], axis=0),
+            )
+        )(halves(b)),
         "slice slice slice concat concat",
     ),
     fires("concat_of_slices", lambda b: b.relu(b.concat(*halves(b), axis=-1)), "slice relu"),
