@@ -22,6 +22,7 @@ import argparse
 import copy
 import itertools
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -223,6 +224,15 @@ def table(folder: Path) -> None:
         cells = [f"{value:.0f}" if value is not None else "" for value in times]
         errors = f"{row['error']:.1e} | {row['eager_error']:.1e}"
         lines.append(f"| {name} | {' | '.join(cells)} | {times[0] / best:.2f} | {errors} | {row['host us']:.0f} |")
+    ratios: dict[str, list[float]] = {"batch 1": [], "larger batches": []}
+    for name, row in facts["models"].items():
+        if "aotc us" in row:
+            peer = min(row[f"{column} us"] for column in columns[1:] if f"{column} us" in row)
+            ratios["batch 1" if re.search(r"_b1(_|$)", name) else "larger batches"].append(row["aotc us"] / peer)
+    for what, found in ratios.items():
+        if found:
+            mean = statistics.geometric_mean(found)
+            lines.append(f"| **geometric mean, {what}** | | | | **{mean:.2f}**: {1 / mean:.2f} times as fast | | | |")
     target = Path(__file__).parent / "results" / "gpu.md"
     target.write_text("\n".join(lines) + "\n")
     target.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")

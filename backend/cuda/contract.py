@@ -214,9 +214,11 @@ class _Contract:
             most = max(min(fit, -(-count // processors)), 1)
             flops = 2 * tile.rows * tile.columns * tile.summed
             # Tensor cores work at full rate on 64 rows or more; f32 goes through the plain units.
-            rate = 4096 if tile.rows >= 64 else 680
-            if operand == F32:
-                rate = rate // 2 if "tf32" in self.target.features else 256
+            rate = 4096.0 if tile.rows >= 64 else 680.0
+            if operand == F32 and "tf32" in self.target.features:
+                rate = rate / 2
+            elif operand == F32:  # the fewer sums a thread has, the more it reads for each from shared memory
+                rate = 256 * min(tile.rows * tile.columns / (32 * 32 * tile.warps), 1) ** 0.45
             arrival = (500 + step_bytes / 200) / min(tile.stages - 1, 3)
 
             def wave(together: int) -> float:
