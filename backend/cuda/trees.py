@@ -95,7 +95,7 @@ class _Trees:
                     code.line(f"adds = adds & (k < {self.targets})")
                     where = self._at(3, self.weights, ["leaf", "k"], f"({LANES}, {self.width})")
                     code.line(f"weight = tl.load({where}, mask=adds, other=0)")
-                    self._join()
+                    self._join("adds")
             self._store(count)
         walks = rows * self.trees.shape[0]
         made = finish(
@@ -142,15 +142,15 @@ class _Trees:
             code.line("has = entry < end_entry")
             code.line(f"target = tl.load({self._pointer(5)} + entry, mask=has, other=-1)")
             code.line(f"weight = tl.load({self._pointer(3)} + entry, mask=has, other=0)")
-            code.line("adds = has & (target == k)")
-            self._join()
+            code.line("is_target = has & (target == k)")
+            self._join("is_target")
 
-    def _join(self) -> None:
+    def _join(self, adds: str) -> None:
         code = self.code
         if self.aggregate in ("min", "max"):
-            code.line(f"total = tl.where(adds, tl.{self.aggregate}imum(total, weight), total)")
+            code.line(f"total = tl.where({adds}, tl.{self.aggregate}imum(total, weight), total)")
         else:
-            code.line("total += tl.where(adds, weight, 0)")
+            code.line(f"total += tl.where({adds}, weight, 0)")
 
     def _store(self, count: str) -> None:
         code, aggregate = self.code, self.aggregate

@@ -80,5 +80,8 @@ def test_cubins() -> None:
             texts[f"k{len(texts)}"] = emitted.source
             if rows == 100000:
                 assert "128 rows x 1 trees" in emitted.schedule
+    listed = [sample for sample in samples_of("tree_ensemble") if len(sample.operands) == 6]
+    assert listed  # what runs in the interpreter need not compile
+    texts.update((f"listed{n}", BACKEND.emit(kernel(sample), TARGET).source) for n, sample in enumerate(listed))
     for symbol, image in BACKEND.build(list(texts.items()), TARGET, None).images.items():
         assert image.spilled_bytes == 0 and image.registers <= 128, (symbol, image)
