@@ -51,10 +51,9 @@ def compile_one(symbol: str, source: str, path: Path, request: dict[str, Any]) -
     first = len(header["pointers"])
     multiples = [*header["aligned"], *(first + number for number in header["multiples"])]
     is_text = bool(request["ptx"])
-    if is_text:
-        triton.knobs.runtime.add_stages_inspection_hook = _ending_with_text(request["capability"])
+    triton.knobs.runtime.add_stages_inspection_hook = _stages(request["capability"], is_text)
     facts: dict[str, int] = {}
-    warps, careful = header["warps"], False
+    warps = header["warps"]
     while True:
         compiled = triton.compile(
             ASTSource(
@@ -69,16 +68,12 @@ def compile_one(symbol: str, source: str, path: Path, request: dict[str, Any]) -
                 "num_stages": header["stages"],
                 "enable_fp_fusion": not request["exact"],
                 "launch_pdl": request["programmatic"],
-                **({"ptx_options": "--opt-level 1"} if careful else {}),
                 **({"ptx_version": request["ptx"]} if is_text else {}),
             },
         )
         attempt = path.with_suffix(".attempt")
         attempt.write_bytes(compiled.asm["cubin"])
         cubin = _assembled(attempt, request["capability"]) if is_text else attempt
-        if not careful and not is_text and _packs_halves(compiled.asm["ptx"], cubin):
-            careful = True
-            continue
         registers, spilled = _resources(cubin, symbol)
         metadata = compiled.metadata
         if not facts or spilled < facts["spilled_bytes"]:
@@ -97,20 +92,24 @@ def compile_one(symbol: str, source: str, path: Path, request: dict[str, Any]) -
             return facts
 
 
-def _ending_with_text(capability: int) -> Any:
-    """A hook for Triton's stages: PTX for a capability and all above it, in the place of the cubin."""
+def _stages(capability: int, is_text: bool) -> Any:
+    """A hook for Triton's stages: what it writes as PTX is `unpacked`; a text is for a capability and all above it."""
 
     def hook(*given: Any) -> Any:
         if not given:  # what Triton's own cache has to know
-            return f"text {capability}", f"text {capability}"
+            return f"unpacked {capability} {is_text}", f"unpacked {capability} {is_text}"
         backend, stages, options = given[:3]
+        plain = stages["ptx"]
 
         def text(source: Any, metadata: Any) -> str:
+            if not is_text:
+                return unpacked(plain(source, metadata))
             made: str = backend.make_ptx(source, metadata, options, capability)
-            return re.sub(r"(?m)^\.target sm_\w+", f".target sm_{capability}", made)
+            return unpacked(re.sub(r"(?m)^\.target sm_\w+", f".target sm_{capability}", made))
 
         stages["ptx"] = text
-        stages["cubin"] = lambda source, metadata: source.encode()
+        if is_text:
+            stages["cubin"] = lambda source, metadata: source.encode()
         return None
 
     return hook
@@ -123,17 +122,28 @@ def _assembled(path: Path, capability: int) -> Path:
     return cubin
 
 
-def _packs_halves(text: str, cubin: Path) -> bool:
-    """Whether integers of 16 bits were packed in pairs, which CUDA 12.9's assembler gets wrong where it unrolls.
+PACKED = re.compile(r"^\s*(add|min|max)\.([su])16x2\s+(%r\d+), (%?\w+), (%?\w+);$", re.MULTILINE)
 
-    Places that are known to be below 65536 are computed in 16 bits. In the unrolled loop over the taps of a 3 x 3
-    convolution, the tests whether they are inside the image came out wrong on an H200 (2026-11-30); with -O1, which
-    does not unroll, and by CUDA 13's assembler they are right.
+
+def unpacked(text: str) -> str:
+    """PTX whose pairs of 16-bit integers are computed one by one.
+
+    Places that are known to be small are computed in 16 bits, two at a time. CUDA 12.9's assembler gets that wrong
+    (on an H200, 2026-11-30, with -O1 as well): tests whether a convolution's window is inside its image failed, and
+    memory before the image was read. CUDA 13's assembler is right.
     """
-    if re.search(r"\b(?:add|sub|min|max)\.[su]16\b", text) is None:
-        return False
-    listing = subprocess.run([str(_tool("cuobjdump")), "-sass", str(cubin)], capture_output=True, text=True, check=True)
-    return re.search(r"\bV[A-Z0-9]+\.(?:[SU]?16x2)\b", listing.stdout) is not None
+
+    def one_by_one(found: re.Match[str]) -> str:
+        operation, sign, result, left, right = found.groups()
+        return (
+            "\t{\n\t.reg .b16 %a<2>, %b<2>;\n\t.reg .b32 %c<2>;\n"
+            f"\tmov.b32 %c0, {left};\n\tmov.b32 %c1, {right};\n"
+            "\tmov.b32 {%a0, %a1}, %c0;\n\tmov.b32 {%b0, %b1}, %c1;\n"
+            f"\t{operation}.{sign}16 %a0, %a0, %b0;\n\t{operation}.{sign}16 %a1, %a1, %b1;\n"
+            f"\tmov.b32 {result}, {{%a0, %a1}};\n\t}}"
+        )
+
+    return PACKED.sub(one_by_one, text)
 
 
 def _tool(name: str) -> Path:
