@@ -18,7 +18,6 @@ import statistics
 import sys
 import time
 import tomllib
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.timing import difference, today
 from tests.zoo.catalogue import ZooModel, buildable, make_inputs
 
 TARGET = "cuda:sm_90a"
@@ -75,20 +75,6 @@ def run(model: ZooModel, folder: Path) -> list[dict[str, Any]]:
             samples.append(time.perf_counter() - start)
         rows.append({"case": label, "worst": worst, "us": round(statistics.median(samples) * 1e6, 1)})
     return rows
-
-
-def difference(got: Any, want: Any) -> float:
-    """The largest difference, in tolerances; infinite where shapes, integers or places of NaN differ."""
-    if got.shape != want.shape:
-        return float("inf")
-    if want.dtype.kind != "f":
-        return 0.0 if np.array_equal(got, want) else float("inf")
-    got64, want64 = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    if not np.array_equal(np.isnan(got64), np.isnan(want64)):
-        return float("inf")
-    with np.errstate(invalid="ignore"):
-        apart = np.where(got64 == want64, 0.0, np.abs(got64 - want64)) / (1e-4 + 1e-3 * np.abs(want64))
-    return float(np.nanmax(apart, initial=0))
 
 
 def device_name() -> str:
@@ -156,7 +142,7 @@ def main() -> int:
     if chosen.what == "run":
         before = json.loads(path.read_text())["models"] if path.exists() else {}
         project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-        facts = {"date": datetime.now(UTC).date().isoformat(), "device": device_name(), "aotc": project["version"],
+        facts = {"date": today(), "device": device_name(), "aotc": project["version"],
                  "precision": "fp32"}  # fmt: skip
         path.write_text(json.dumps({**facts, "models": {**before, **results}}, indent=1))
     return 1 if failed else 0

@@ -1,4 +1,4 @@
-"""What the benchmarks share: timing in turns, means of ratios, and the facts that go with figures."""
+"""What the benchmarks share: timing in turns, means, how far outputs are apart, and the facts that go with figures."""
 
 from __future__ import annotations
 
@@ -61,3 +61,17 @@ def processor() -> str:
 def today() -> str:
     """The date, in UTC."""
     return datetime.now(UTC).strftime("%Y-%m-%d")
+
+
+def difference(got: Any, want: Any) -> float:
+    """The largest difference, in tolerances; infinite where shapes, integers or places of NaN differ."""
+    if got.shape != want.shape:
+        return float("inf")
+    if want.dtype.kind != "f":
+        return 0.0 if np.array_equal(got, want) else float("inf")
+    got64, want64 = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    if not np.array_equal(np.isnan(got64), np.isnan(want64)):
+        return float("inf")
+    with np.errstate(invalid="ignore"):
+        apart = np.where(got64 == want64, 0.0, np.abs(got64 - want64)) / (1e-4 + 1e-3 * np.abs(want64))
+    return float(np.nanmax(apart, initial=0))

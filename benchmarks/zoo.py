@@ -16,8 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import forests
@@ -25,7 +23,7 @@ import models as written
 
 import aot
 from aot.runtime import _library
-from benchmarks.timing import geomean, interleave, milliseconds, prefer_realtime, processor, today
+from benchmarks.timing import difference, geomean, interleave, milliseconds, prefer_realtime, processor, today
 from tests.zoo.catalogue import Inputs, buildable, make_inputs
 
 HERE = Path(__file__).parent
@@ -72,15 +70,6 @@ def strip_initializer_inputs(path: Path) -> bytes:
     del model.graph.input[:]
     model.graph.input.extend(kept)
     return bytes(model.SerializeToString())
-
-
-def difference(got: Any, want: Any) -> float:
-    if want.dtype.kind != "f":
-        return 0.0 if np.array_equal(got, want) else float("inf")
-    got64, want64 = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    if not np.array_equal(np.isnan(got64), np.isnan(want64)):
-        return float("inf")
-    return float(np.nanmax(np.abs(got64 - want64) / (1e-4 + 1e-3 * np.abs(want64)), initial=0))
 
 
 def measure(

@@ -8,7 +8,8 @@ from typing import Any
 
 from aot.runtime._library import prefix
 from aot.runtime._machine import Machine, target_rank, this_machine
-from aot.runtime._model import DimSpec, Model, ProgramSpec, StateSpec, TensorSpec
+from aot.runtime._model import Model
+from aot.runtime._specs import DimSpec, ProgramSpec, StateSpec, TensorSpec
 
 __all__ = [
     "DimSpec",

@@ -17,11 +17,12 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from aot.errors import ArtifactError, GuardError, RunError
 from aot.runtime import _library as native
 from aot.runtime import _tensors
+from aot.runtime._specs import DimSpec, ProgramSpec, StateSpec, TensorSpec
 
 if TYPE_CHECKING:
     from aot.runtime._times import Times
@@ -35,57 +36,6 @@ _I64 = range(-(1 << 63), 1 << 63)
 _BUFFER_DTYPES = frozenset(
     ("bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f16", "f32", "f64")
 )  # fmt: skip
-
-
-class TensorSpec(NamedTuple):
-    """An input or output: `shape` holds ints, and the expressions of extents that vary, as text."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-
-
-class DimSpec(NamedTuple):
-    """A named extent that varies: inclusive bounds (`hi` None: no bound) and a divisor of its values.
-
-    Inputs outside of them raise GuardError.
-    """
-
-    name: str
-    lo: int
-    hi: int | None
-    divisor: int
-
-
-class StateSpec(NamedTuple):
-    """State: the input that a run replaces by an output, such as a cache.
-
-    `has_initial`: the model knows what the input holds before the first run (`Model.new_state`).
-    """
-
-    input: str
-    output: str
-    has_initial: bool
-
-
-class ProgramSpec(NamedTuple):
-    """A program of the artifact: one target, and one variant (fixed extents) or "" for the general one.
-
-    `planner`: the method that placed its buffers. `supported`: this CPU, or the first GPU, runs its code. `selected`:
-    this process runs it, and otherwise `reason` says why not. `kernels` are distinct functions, `steps` are launches
-    in a run. `host_steps`: nodes that it runs on the CPU while the others run on a GPU.
-    """
-
-    target: str
-    variant: str
-    planner: str
-    supported: bool
-    selected: bool
-    kernels: int
-    steps: int
-    code_bytes: int
-    reason: str = ""
-    host_steps: int = 0
 
 
 class Model:

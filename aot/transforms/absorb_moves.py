@@ -26,7 +26,9 @@ def absorb_moves(graph: Graph, context: Context) -> Graph:
     """Drops copies before reshapes, and computes the tables of gathers that turn an axis."""
     if not context.reads_anywhere:
         return graph
-    return _with_axes_of_products(_with_views_between(_without_tables(_without_copies(graph, context), context)))
+    for step in (_without_copies, _without_tables, _with_views_between, _with_axes_of_products):
+        graph = step(graph, context)
+    return graph
 
 
 def _without_copies(graph: Graph, context: Context) -> Graph:
@@ -72,8 +74,8 @@ def _without_tables(graph: Graph, context: Context) -> Graph:
     return replaced(graph, nodes, made, consts) if made else graph
 
 
-def _with_views_between(graph: Graph) -> Graph:
-    """Lets the views between a turned axis and a reshape be read through as well: one kernel may then make all."""
+def _with_views_between(graph: Graph, context: Context) -> Graph:
+    """Lets the views between a gather and a reshape be read through as well: one kernel may then make all."""
     moved: set[Node] = set()
     for node in graph.nodes:
         views: list[Node] = []
@@ -81,7 +83,8 @@ def _with_views_between(graph: Graph) -> Graph:
         while above is not None and above.op in ("reshape", "transpose") and len(graph.users[above.output]) == 1:
             views.append(above)
             above = graph.producer.get(above.operands[0])
-        if above is not None and above.op == "gather" and len(graph.users[above.output]) == 1:
+        is_between = above is not None and above.op == "gather" and len(graph.users[above.output]) == 1
+        if views and is_between and context.allow("absorb_moves", node.where):
             moved.update(views)
     made: dict[Value, Value] = {}
     nodes: list[Node] = []
@@ -93,7 +96,7 @@ def _with_views_between(graph: Graph) -> Graph:
     return replaced(graph, nodes, made, graph.consts) if made else graph
 
 
-def _with_axes_of_products(graph: Graph) -> Graph:
+def _with_axes_of_products(graph: Graph, context: Context) -> Graph:
     """Lets elementwise ops that read a transposed product have its axes, where memory stays as it is.
 
     An operand that is no such view, such as the convolution that a residual goes around, is read through one.
@@ -105,7 +108,7 @@ def _with_axes_of_products(graph: Graph) -> Graph:
     for old in graph.nodes:
         node = replace(old, inputs=tuple(made.get(v, v) if v is not None else None for v in old.inputs))
         perm = _perm_of_products(node, source_of, graph)
-        if perm is None:
+        if perm is None or not context.allow("absorb_moves", node.where):
             is_epilogue = OPS[node.op].kind is Kind.MAP and any(value in products for value in node.operands)
             if node.op == "matmul" or is_epilogue:
                 products.update(node.outputs)

@@ -7,7 +7,6 @@ cores (direct.py).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from aot import expr
 from aot.backend.base import Emitted, PackedOperand
 from aot.backend.cuda.contract import FEW_ROWS, Tile, emit_contract
 from aot.backend.cuda.direct import Direct, Lines, emit_direct
-from aot.dims import product
+from aot.dims import Dim, product
 from aot.dtypes import BOOL, F32, I64, DType
 from aot.errors import CompilerError
 from aot.expr import Expr, axis, const, dim
@@ -38,11 +37,15 @@ def emit_window(kernel: Kernel, target: Target, schedule: Tile | Direct | None =
 
 
 def _has_few_outputs(kernel: Kernel, root: WindowRoot) -> bool:
-    """Whether a product would have so few columns that most of a tile is empty: with tensor cores, a single one."""
+    """Whether a product would have so few columns that most of a tile is empty: with tensor cores, a single one.
+
+    A window of one place is a plain product all the same, which has forms of its own for few rows.
+    """
     w = kernel.inputs[root.w].type
-    outputs, channels = w.shape[:2]
+    outputs, channels, *window = w.shape
     most = MOST_SINGLE_OUTPUTS if w.dtype == F32 and root.operand in (None, F32) else 1
-    return isinstance(outputs, int) and outputs <= most and isinstance(channels, int)
+    is_plain = all(extent == 1 for extent in window)
+    return isinstance(outputs, int) and outputs <= most and isinstance(channels, int) and not is_plain
 
 
 def _guarded(load: int, dtype: DType, indices: Sequence[Expr], tests: Sequence[Expr]) -> Expr:
@@ -104,19 +107,32 @@ def _as_product(kernel: Kernel, root: WindowRoot) -> tuple[Kernel, dict[int, Pac
     places, tests = _positions(kernel, root, taps)
     a = _operand(root, _guarded(root.x, x.dtype, (axis(0), channel, *places), tests))
     b = _operand(root, expr.load(root.w, w.dtype, (axis(1), channel, *taps)))
-    inputs, packed = list(kernel.inputs), {}
-    sizes = tuple(size for size in (w.shape[0], *window, channels) if isinstance(size, int))
-    if inputs[root.w].constant and len(sizes) == w.rank and not _is_read_by_stores(kernel, root.w):
-        order = (0, *range(2, w.rank), 1)
-        coefficients = tuple(tuple(int(source == moved) for moved in order) for source in range(w.rank))
-        packed[root.w] = PackedOperand(
-            (RecipeStep(RecipeOp.PACK, shape=sizes, coefficients=coefficients),), w.dtype.number, sizes
-        )
-        shape = (*sizes[: 1 + apart], math.prod(sizes[1 + apart :]))
-        inputs[root.w] = replace(inputs[root.w], type=TensorType(w.dtype, shape))
+    order = (0, *range(2, w.rank), 1)
+    shape = (w.shape[0], *window[:apart], product((*joined, channels)))
+    kernel, packed = _packed(kernel, root, order, shape)
+    if packed:
         b = _operand(root, expr.load(root.w, w.dtype, (axis(1), *map(axis, tap_axes), axis(number))))
     contraction = ContractRoot((), 0, 1, number, a, b, root.accumulate, taps=tap_axes)
-    return replace(kernel, kind=Kind.CONTRACT, axes=axes, inputs=tuple(inputs), root=contraction), packed
+    return replace(kernel, kind=Kind.CONTRACT, axes=axes, root=contraction), packed
+
+
+def _packed(
+    kernel: Kernel, root: WindowRoot, order: Sequence[int], shape: Sequence[Dim]
+) -> tuple[Kernel, dict[int, PackedOperand]]:
+    """The kernel with weights whose axes lie in an order, read as of a shape, and their packing.
+
+    Nothing is packed where the weights are no constant, or the epilogue reads them too.
+    """
+    w = kernel.inputs[root.w]
+    sizes = tuple(size for a in order if isinstance(size := w.type.shape[a], int))
+    if not w.constant or len(sizes) < w.type.rank or _is_read_by_stores(kernel, root.w):
+        return kernel, {}
+    coefficients = tuple(tuple(int(source == moved) for moved in order) for source in range(w.type.rank))
+    step = RecipeStep(RecipeOp.PACK, shape=sizes, coefficients=coefficients)
+    inputs = list(kernel.inputs)
+    inputs[root.w] = replace(w, type=TensorType(w.type.dtype, tuple(shape)))
+    packed = {root.w: PackedOperand((step,), w.type.dtype.number, sizes)}
+    return replace(kernel, inputs=tuple(inputs)), packed
 
 
 MOST_SINGLE_OUTPUTS = 8
@@ -167,18 +183,12 @@ def _as_direct(kernel: Kernel, root: WindowRoot) -> tuple[Kernel, Lines, dict[in
     group = const(0, I64) if root.groups == 1 else group
     a = _operand(root, _guarded(root.x, x.dtype, (axis(0), group * channels + axis(first), *places), tests))
     b = _operand(root, expr.load(root.w, w.dtype, (axis(1), axis(first), *taps)))
-    inputs, packed = list(kernel.inputs), {}
-    sizes = tuple(size for size in (*w.shape[2:], channels, outputs) if isinstance(size, int))
-    if inputs[root.w].constant and len(sizes) == w.rank and not _is_read_by_stores(kernel, root.w):
-        order = (*range(2, w.rank), 1, 0)
-        coefficients = tuple(tuple(int(source == moved) for moved in order) for source in range(w.rank))
-        packed[root.w] = PackedOperand(
-            (RecipeStep(RecipeOp.PACK, shape=sizes, coefficients=coefficients),), w.dtype.number, sizes
-        )
-        inputs[root.w] = replace(inputs[root.w], type=TensorType(w.dtype, sizes))
+    order = (*range(2, w.rank), 1, 0)
+    kernel, packed = _packed(kernel, root, order, tuple(w.shape[a] for a in order))
+    if packed:
         b = _operand(root, expr.load(root.w, w.dtype, (*taps, axis(first), axis(1))))
     tap_axes = tuple(range(first + 1, len(axes)))
     product_root = ContractRoot((), 0, 1, first, a, b, root.accumulate, taps=tap_axes)
     spatial = max(w.rank - 4, 0)  # of images the lines, of a series its only axis
     lines = Lines(2 + spatial, tap_axes[spatial], root.strides[spatial], root.dilations[spatial])
-    return replace(kernel, kind=Kind.CONTRACT, axes=axes, inputs=tuple(inputs), root=product_root), lines, packed
+    return replace(kernel, kind=Kind.CONTRACT, axes=axes, root=product_root), lines, packed

@@ -132,3 +132,8 @@ def test_no_images() -> None:
         kernel = conv_kernel(n, 6, (3, 4), 6, (3, 3), pads=P1, groups=groups, epilogue="residual")
         for count in (0, 2):
             check(kernel, {"n": count})
+
+
+def test_a_window_of_one_place_is_a_product_however_few_its_outputs() -> None:
+    plain, wide = (BACKEND.emit(conv_kernel(1, 64, (6, 6), 2, (k, k)), TARGET).schedule for k in (1, 3))
+    assert plain.startswith("tiles") and wide.startswith("direct")

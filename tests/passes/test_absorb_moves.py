@@ -144,6 +144,15 @@ def test_random_graphs(first: int) -> None:
         assert_alike(evaluate(result, made.arrays), evaluate(made.graph, made.arrays), seed)
 
 
+def test_bisection_counts_every_rewrite() -> None:
+    b = Builder()
+    x = b.input("x", F16, (2, 4, 6, 32))
+    graph = b.finish([b.matmul(windows(b, turn(b, b.exp(x), 1, 1)), weight(b, 32, 16))])
+    context = Context(options=CompileOptions(), target=CudaBackend().target("sm_90a"), backend=CudaBackend())
+    PassManager((*CORE_PASSES, *TARGET_PASSES), context).run(graph)
+    assert context.rewrites.by_rule["absorb_moves"] == 3  # the copy, the table, the views between them
+
+
 def compiled_without_check(graph: Graph) -> Graph:
     backend = CudaBackend()
     context = Context(options=CompileOptions(), target=backend.target("sm_90a"), backend=backend)

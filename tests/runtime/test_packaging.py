@@ -38,6 +38,7 @@ def test_import_loads_no_package() -> None:
         "aot.runtime._library",
         "aot.runtime._machine",
         "aot.runtime._model",
+        "aot.runtime._specs",
         "aot.runtime._tensors",
     }
 
