@@ -81,13 +81,29 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """Where a ContractRoot's `b` comes from, if that is a weight in 8 or 4 bits: operands [K or K / 2, N], [blocks, N].
+
+    `b` says the same in an expression; an emitter may read the operands its own way. `bits` and `block` as in the op
+    matmul_packed; without `zero` the zero point is 0 (8 bits) or NIBBLE_ZERO (4 bits).
+    """
+
+    w: int
+    scale: int
+    zero: int | None
+    bits: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
 class ContractRoot:
     """acc[batch…, m, n] = sum over k of a × b, accumulated in `accumulate`; also a × every one of `others`.
 
     `batch`, `m`, `n`, `k` are axis numbers; so are `taps`, which are summed as well, one place after the other: those
     of a sliding window, whose channels are k. Only a backend's own rewrites of windows make taps. `a` and `b` are Exprs
     over these axes: usually a plain load (then the emitter may stream or pack it), else a fused prologue. They may be
-    of a 16-bit type each, or one of a 16-bit type and one of `accumulate`. `root(0)` is the sum of `b`, `root(i + 1)`
+    of a 16-bit type each, or one of a 16-bit type and one of `accumulate`; or of 8-bit types: integers, summed in i32,
+    or floats, in f32. `root(0)` is the sum of `b`, `root(i + 1)`
     that of `others[i]`, which has the axes of `b`; only backends that ask for it get others.
     """
 
@@ -100,6 +116,7 @@ class ContractRoot:
     accumulate: DType
     others: tuple[Expr, ...] = ()
     taps: tuple[int, ...] = ()
+    weight: PackedWeight | None = None
 
     @property
     def rights(self) -> tuple[Expr, ...]:
@@ -112,9 +129,10 @@ class WindowRoot:
     """acc[n, o, p…] = sum over c, r… of x[n, group(o)*C + c, p*stride + r*dilation - pad] × w[o, c, r…].
 
     Logical NC… order; the operand types' layouts say NHWC. `x`, `w`: operand numbers (inputs).
-    Reads outside the input are zero; x's layout has a halo of at least `pads`, so no check is needed.
+    Reads outside the input are `fill`, which x's halo holds; that has at least `pads`, so no check is needed.
     `groups` as in ONNX; depthwise is groups == channels. Domain axes: n, o, spatial….
-    `operand`: the type that x and w are converted to before they are multiplied; None: both have one already.
+    `operand`: the type that x and w are converted to before they are multiplied; None: both have one already, or are
+    in 8 bits, as in ContractRoot.
     """
 
     x: int
@@ -125,6 +143,7 @@ class WindowRoot:
     groups: int
     accumulate: DType
     operand: DType | None = None
+    fill: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from aot.kernel import (
     Kernel,
     KernelOperand,
     OwnedRoot,
+    PackedWeight,
     Root,
     ScanRoot,
     Store,
@@ -35,8 +36,15 @@ from aot.kernel import (
 )
 from aot.ops import OPS, Kind
 from aot.ops.helpers import float_attr, int_attr, ints_attr
+from aot.ops.quantized import NIBBLE_ZERO
 
-ROOT_OPS = frozenset({"matmul", "conv", "attention", "cumsum", "cumprod"})
+MATMULS = frozenset({"matmul", "matmul_8bit", "matmul_packed"})
+"""Matrix products, of whatever element types: they become a ContractRoot."""
+
+CONVS = frozenset({"conv", "conv_8bit"})
+"""Convolutions: they become a WindowRoot."""
+
+ROOT_OPS = frozenset({*MATMULS, *CONVS, "attention", "cumsum", "cumprod"})
 """Ops whose loops an emitter owns; a kernel has at most one."""
 
 POOLS = frozenset({"max_pool", "avg_pool"})
@@ -245,16 +253,16 @@ class _Lowering:
         operands = node.operands
         dtype = node.output.type.dtype
         accumulate = dtypes.F32 if dtype in (dtypes.F16, dtypes.BF16) else dtype
-        if node.op == "matmul":
+        if node.op in MATMULS:
             return self._contract(node, accumulate)
-        if node.op == "conv":
+        if node.op in CONVS:
             spatial = operands[0].type.rank - 2
             pads = ints_attr(node.attrs, "pads")
             (x, w), operand = self._inputs(operands[:2], node)
             return WindowRoot(
                 x, w, ints_attr(node.attrs, "strides"), ints_attr(node.attrs, "dilations"),
                 tuple((pads[i], pads[spatial + i]) for i in range(spatial)), int_attr(node.attrs, "groups"), accumulate,
-                operand,
+                operand, int_attr(node.attrs, "fill") if node.op == "conv_8bit" else 0,
             )  # fmt: skip
         if node.op == "attention":
             return self._attend(node, accumulate)
@@ -267,11 +275,19 @@ class _Lowering:
     def _contract(self, node: Node, accumulate: DType) -> ContractRoot:
         batch = self.domain - 2
         k = self.new_axis(node.operands[0].type.shape[-1], "k").payload
-        return ContractRoot(tuple(range(batch)), batch, batch + 1, k, *self._factors(node, k), accumulate)
+        root = ContractRoot(tuple(range(batch)), batch, batch + 1, k, *self._factors(node, k), accumulate)
+        if node.op != "matmul_packed":
+            return root
+        numbers = [None if value is None else self.inputs.get(value) for value in (*node.inputs[1:], None)[:3]]
+        w, scale, zero = numbers
+        if w is None or scale is None or (zero is None and len(node.operands) > 3):
+            raise CompilerError("a packed weight must be an input of its kernel", where=node.where)
+        weight = PackedWeight(w, scale, zero, int_attr(node.attrs, "bits"), int_attr(node.attrs, "block"))
+        return replace(root, weight=weight)
 
     def _factors(self, node: Node, k: int) -> tuple[Expr, Expr]:
         """The factors of a matmul over the axes of the domain and the axis `k`."""
-        a, b = node.operands
+        a, b = node.operands[:2]
         batch = self.domain - 2
         lead = [expr.axis(number) for number in range(batch)]
 
@@ -279,8 +295,30 @@ class _Lowering:
             return tuple(lead[batch - (value.type.rank - 2) :])
 
         m, n, summed = expr.axis(batch), expr.axis(batch + 1), expr.axis(k)
-        left, right = self.pull(a, (*batch_indices(a), m, summed)), self.pull(b, (*batch_indices(b), summed, n))
+        left = self.pull(a, (*batch_indices(a), m, summed))
+        if node.op == "matmul_packed":
+            return _narrowest(left), self._unpacked(node, summed, n)
+        right = self.pull(b, (*batch_indices(b), summed, n))
         return _narrowest(left), _narrowest(right)
+
+    def _unpacked(self, node: Node, k: Expr, n: Expr) -> Expr:
+        """The element of a packed weight as a float, as aot.ops.quantized says."""
+        _, w, scale, *zero = node.operands
+        bits, group = int_attr(node.attrs, "bits"), expr.call("floordiv", k, int_attr(node.attrs, "block"))
+
+        def number(value: Value, row: Expr) -> Expr:
+            return expr.cast(self.pull(value, (row, n)), dtypes.I32)
+
+        if bits == 4:
+            half = expr.cast(expr.call("mod", k, 2), dtypes.I32) * 4
+            element = expr.call("and", expr.call("shr", number(w, expr.call("floordiv", k, 2)), half), 15)
+        else:
+            element = number(w, k)
+        if zero:
+            element = element - number(zero[0], group)
+        elif bits == 4:
+            element = element - NIBBLE_ZERO
+        return expr.cast(element, dtypes.F32) * expr.cast(self.pull(scale, (group, n)), dtypes.F32)
 
     def _with_other(self, root: Root, node: Node) -> ContractRoot:
         """The root of a kernel with one more product of the same left operand."""

@@ -22,6 +22,7 @@ from aot.dims import Dim, DimExpr, Symbol
 from aot.dtypes import DType
 from aot.errors import AotError, CompilerError
 from aot.ir import Attr, Graph, Level, Node, TensorType, Value
+from aot.lower import CONVS
 from aot.ops import OPS, AttrSpec, Kind, infer
 
 _KERNEL_KINDS = {kind.value for kind in Kind if kind is not Kind.KERNEL}
@@ -50,7 +51,7 @@ def verify(graph: Graph, *, has_halos: bool = True) -> None:
                 for part in body.nodes:
                     if part.op == "cast" and part.operands[0] in outside_type:  # read as it lies, converted on the way
                         outside_type[part.output] = outside_type[part.operands[0]]
-                    if part.op == "conv":
+                    if part.op in CONVS:
                         _verify_halo(part, node, outside_type)
 
 

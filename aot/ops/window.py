@@ -12,6 +12,7 @@ import numpy as np
 
 from aot import dims as dimension
 from aot.dims import Dim
+from aot.dtypes import DType
 from aot.ir import Array, TensorType
 from aot.ops.contract import WIDE_REFERENCE_LIMIT
 from aot.ops.helpers import (
@@ -83,9 +84,8 @@ def _static(shape: Sequence[Dim], what: str) -> tuple[int, ...]:
 # Convolution.
 
 
-def _conv_infer(attrs: Attrs, x: TensorType, w: TensorType, bias: TensorType | None = None) -> TensorType:
-    need_family("conv's operands", x, NUMERIC)
-    dtype = need_same_dtype(x, w)
+def conv_type(attrs: Attrs, x: TensorType, w: TensorType, dtype: DType) -> TensorType:
+    """The type of a convolution's result, whose elements are of a type; raises OpError where shapes do not fit."""
     need_rank("conv's input", x, 3)
     need_rank("conv's weight", w, x.rank, x.rank)
     g = geometry(attrs, _static(w.shape[2:], "conv's window"))
@@ -93,12 +93,18 @@ def _conv_infer(attrs: Attrs, x: TensorType, w: TensorType, bias: TensorType | N
     if groups < 1 or dimension.mod(w.shape[0], groups) != 0:
         raise OpError(f"{w.shape[0]} output channels do not divide into {groups} groups")
     same_extent(x.shape[1], w.shape[1] * groups, "conv's input channels and weight.shape[1] * groups")
-    check_bias(x, bias, w.shape[0])
     spatial = tuple(
         sliding_extent(extent, reach, stride, begin, end)
         for extent, reach, stride, begin, end in zip(x.shape[2:], g.reach, g.strides, g.begins, g.ends, strict=True)
     )
     return TensorType(dtype, (x.shape[0], w.shape[0], *spatial))
+
+
+def _conv_infer(attrs: Attrs, x: TensorType, w: TensorType, bias: TensorType | None = None) -> TensorType:
+    need_family("conv's operands", x, NUMERIC)
+    result = conv_type(attrs, x, w, need_same_dtype(x, w))
+    check_bias(x, bias, w.shape[0])
+    return result
 
 
 def check_bias(x: TensorType, bias: TensorType | None, channels: Dim) -> None:
@@ -133,7 +139,8 @@ def _tap(x: Array, tap: Sequence[int], g: Geometry, out: Sequence[int]) -> Array
     return x[(slice(None), slice(None), *places)]
 
 
-def _conv_reference(attrs: Attrs, x: Array, w: Array, bias: Array | None = None) -> Array:
+def conv_array(attrs: Attrs, x: Array, w: Array, bias: Array | None = None, fill: int = 0) -> Array:
+    """The convolution by numpy, in the type of x; it reads `fill` outside of x."""
     g = geometry(attrs, w.shape[2:])
     groups = int_attr(attrs, "groups")
     batch, channels = x.shape[:2]
@@ -141,7 +148,7 @@ def _conv_reference(attrs: Attrs, x: Array, w: Array, bias: Array | None = None)
     sides = zip(x.shape[2:], g.begins, g.ends, g.reach, g.strides, strict=True)
     out = [(n + begin + end - reach) // stride + 1 for n, begin, end, reach, stride in sides]
     dtype = accumulator(x, batch * w.size * math.prod(out))
-    padded = _padded(x, g, 0).astype(dtype)
+    padded = _padded(x, g, fill).astype(dtype)
     weights = np.moveaxis(w.astype(dtype).reshape(groups, outputs, inputs, *w.shape[2:]), (0, 1, 2), (-3, -2, -1))
     total = np.zeros((batch, groups, outputs, math.prod(out)), dtype)
     with np.errstate(all="ignore"):
@@ -191,7 +198,7 @@ register(
     OpDef(
         name="conv", doc="Cross-correlation of [N, C, …] with [O, C / groups, …], plus a bias per output channel.",
         inputs=("x", "w", "bias?"), kind=Kind.WINDOW, infer=_conv_infer, samples=_conv_samples,
-        attrs={**_WINDOW, "groups": AttrSpec("int", 1)}, reference=_conv_reference, cost_flops=2,
+        attrs={**_WINDOW, "groups": AttrSpec("int", 1)}, reference=conv_array, cost_flops=2,
     )
 )  # fmt: skip
 

@@ -16,6 +16,7 @@ import numpy as np
 from aot.builder import Builder
 from aot.dtypes import I64
 from aot.ir import ROW_MAJOR, Const, Graph, Level, Node, TensorType, Value, live, replaced
+from aot.lower import MATMULS
 from aot.ops import OPS, Kind
 from aot.ops.helpers import int_attr, ints_attr
 from aot.passes import Context, transform
@@ -110,7 +111,7 @@ def _with_axes_of_products(graph: Graph, context: Context) -> Graph:
         perm = _perm_of_products(node, source_of, graph)
         if perm is None or not context.allow("absorb_moves", node.where):
             is_epilogue = OPS[node.op].kind is Kind.MAP and any(value in products for value in node.operands)
-            if node.op == "matmul" or is_epilogue:
+            if node.op in MATMULS or is_epilogue:
                 products.update(node.outputs)
             if node.op == "transpose" and node.operands[0].type.layout == ROW_MAJOR and node.operands[0] in products:
                 source_of[node.output] = node.operands[0], ints_attr(node.attrs, "perm")

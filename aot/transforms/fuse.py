@@ -21,7 +21,7 @@ from types import MappingProxyType
 from aot.dims import Dim, product, typical
 from aot.dtypes import BF16, F16, F32, I64
 from aot.ir import ROW_MAJOR, Const, Graph, Level, Node, Value, live
-from aot.lower import OWNED_KINDS, POOLS, ROOT_OPS
+from aot.lower import CONVS, MATMULS, OWNED_KINDS, POOLS, ROOT_OPS
 from aot.ops import OPS, Kind
 from aot.ops.helpers import int_attr, ints_attr
 from aot.passes import Context, transform
@@ -61,7 +61,7 @@ minutes, and is deeper than recursion goes."""
 MOST_PRODUCTS = 2
 """Products of one left operand in one kernel: each has sums of its own in registers."""
 
-_READ_FROM_MEMORY = {"conv": 2, "attention": 3}
+_READ_FROM_MEMORY = {**dict.fromkeys(CONVS, 2), "attention": 3}
 """How many of the first operands of an op must be operands of the kernel: the emitter walks their bytes."""
 
 
@@ -307,7 +307,7 @@ class _Fuser:
                 return "the second reads its operand from memory, block by block"
             return self._relayout_reason(producer, consumer)
         if consumer.root is not None:
-            operands = {v for root in consumer.roots for v in root.operands[: 2 if root.op == "conv" else 4]}
+            operands = {v for root in consumer.roots for v in root.operands[: 2 if root.op in CONVS else 4]}
             if consumer.root.op in POOLS:
                 return "the window would compute the producer once per tap"
             if self._moves_left(producer, consumer, values) or self._is_mask(producer, consumer, values):
@@ -353,7 +353,7 @@ class _Fuser:
             return False
         (value,) = values
         readers = [user for user in self.graph.users[value] if user in consumer.nodes]
-        by_products = all(user.op == "matmul" and value not in user.operands[1:] for user in readers)
+        by_products = all(user.op in MATMULS and value not in user.operands[1:] for user in readers)
         by_moves = all(user.op in _MOVES and value not in user.operands[1:] for user in readers)
         if not (by_products or by_moves) or len({root.operands[0] for root in consumer.roots}) > 1:
             return False

@@ -17,6 +17,7 @@ import numpy as np
 from aot.builder import Builder
 from aot.dims import product
 from aot.ir import Const, Graph, Level, Node, TensorType, Value, const_of, live
+from aot.lower import CONVS
 from aot.ops import OPS, Kind
 from aot.passes import Context, transform
 from aot.transforms.fold import concat_consts, vector_const
@@ -176,7 +177,7 @@ def why_not_read(
 ) -> str | None:
     """Why a value could not have the layout of `type_`; `dense`: the one that it has where it is no part."""
     for reader in graph.users.get(value, ()):
-        if OPS[reader.op].row_major or reader.op == "conv":
+        if OPS[reader.op].row_major or reader.op in CONVS:
             return f"{reader.where} wants it dense"
         if is_view(reader):
             view, alone = view_of(reader, type_), view_of(reader, dense)

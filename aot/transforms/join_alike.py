@@ -20,7 +20,7 @@ from aot import dims as dimension
 from aot.builder import Builder
 from aot.dims import Dim
 from aot.ir import Graph, Layout, Level, Node, TensorType, Value, live, sorted_nodes
-from aot.lower import OWNED_KINDS
+from aot.lower import CONVS, MATMULS, OWNED_KINDS
 from aot.ops import OPS, Kind
 from aot.ops.helpers import dims_attr, int_attr, ints_attr
 from aot.passes import Context, transform
@@ -30,7 +30,7 @@ from aot.views import VIEW_OPS, is_view, view_of
 MOST_PARTS = 8
 """Slices of one tensor that are looked at together."""
 
-_FROM_MEMORY = frozenset({"matmul", "attention"})
+_FROM_MEMORY = frozenset({*MATMULS, "attention"})
 """Ops whose kernels read operands from memory: nothing is computed on the way."""
 
 
@@ -228,7 +228,7 @@ class _Alike:
     def _is_computed_with(self, reader: Node) -> bool:
         """Whether a reader could be in one kernel with what it reads."""
         definition = OPS[reader.op]
-        wants_dense = definition.row_major or reader.op == "conv"
+        wants_dense = definition.row_major or reader.op in CONVS
         return not wants_dense and reader.op not in _FROM_MEMORY and definition.kind not in OWNED_KINDS
 
 

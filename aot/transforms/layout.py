@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from aot.dims import Dim, typical
 from aot.ir import Graph, Layout, Level, Node, Value
+from aot.lower import CONVS, MATMULS
 from aot.ops import OPS, Kind
 from aot.ops.helpers import int_attr, ints_attr
 from aot.passes import Context, transform
@@ -60,7 +61,7 @@ def consumer_orders(graph: Graph, channel_group: int) -> dict[Value, tuple[Order
         wish(value, _identity(value.type.rank), 1)
     for node in reversed(graph.nodes):
         out, weight = wanted.get(node.outputs[0], (None, 0))
-        if node.op == "conv":
+        if node.op in CONVS:
             source = node.operands[0]
             if not _are_few(source, channel_group):
                 wish(source, channels_last(source.type.rank), 3)
@@ -74,7 +75,7 @@ def consumer_orders(graph: Graph, channel_group: int) -> dict[Value, tuple[Order
             source = node.operands[0]
             order = _through_unit_axes(source.type.shape, node.output.type.shape, out) if out is not None else None
             wish(source, order or _identity(source.type.rank), weight if order else 1)
-        elif node.op == "matmul":
+        elif node.op in MATMULS:
             for operand in node.operands:
                 wish(operand, _identity(operand.type.rank), 1)
         elif out is not None:
@@ -146,7 +147,7 @@ class _Assigner:
         row_major = OPS[node.op].row_major
         if row_major:
             inputs = [self._copy(v, Layout(), node.locs) if v is not None and v.type.layout else v for v in inputs]
-        if node.op == "conv":
+        if node.op in CONVS:
             inputs[0] = self._window_input(node, _must(inputs[0]))
         if node.op == "concat":
             order = self._order(node, inputs)
@@ -170,9 +171,9 @@ class _Assigner:
         old = out or node.outputs[0]
         rank = old.type.rank
         wish, weight = self.wanted.get(old, (_identity(rank), 0))
-        if node.op == "conv":
+        if node.op in CONVS:
             return channels_last(rank)
-        if node.op in ("matmul", "attention") or OPS[node.op].kind is Kind.RECUR:
+        if node.op in MATMULS or node.op == "attention" or OPS[node.op].kind is Kind.RECUR:
             return wish if wish and wish[-1] == rank - 1 else _identity(rank)
         if node.op == "copy" and node.output.type.layout.order:
             return node.output.type.layout.order
@@ -317,7 +318,7 @@ def _halos_wanted(graph: Graph) -> dict[Value, Halo]:
     """
     wanted: dict[Value, list[list[int]]] = {}
     for node in graph.nodes:
-        if node.op != "conv":
+        if node.op not in CONVS:
             continue
         pads = ints_attr(node.attrs, "pads")
         if not any(pads):
