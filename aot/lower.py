@@ -35,14 +35,10 @@ from aot.kernel import (
     WindowRoot,
 )
 from aot.ops import OPS, Kind
+from aot.ops.contract import MATMULS
 from aot.ops.helpers import float_attr, int_attr, ints_attr
 from aot.ops.quantized import NIBBLE_ZERO
-
-MATMULS = frozenset({"matmul", "matmul_8bit", "matmul_packed"})
-"""Matrix products, of whatever element types: they become a ContractRoot."""
-
-CONVS = frozenset({"conv", "conv_8bit"})
-"""Convolutions: they become a WindowRoot."""
+from aot.ops.window import CONVS
 
 ROOT_OPS = frozenset({*MATMULS, *CONVS, "attention", "cumsum", "cumprod"})
 """Ops whose loops an emitter owns; a kernel has at most one."""

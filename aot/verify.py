@@ -22,8 +22,8 @@ from aot.dims import Dim, DimExpr, Symbol
 from aot.dtypes import DType
 from aot.errors import AotError, CompilerError
 from aot.ir import Attr, Graph, Level, Node, TensorType, Value
-from aot.lower import CONVS
 from aot.ops import OPS, AttrSpec, Kind, infer
+from aot.ops.window import CONVS
 
 _KERNEL_KINDS = {kind.value for kind in Kind if kind is not Kind.KERNEL}
 _MAX_RANK = 64

@@ -13,6 +13,9 @@ from aot.ops.opdef import Attrs, Kind, OpDef, Sample, broadcast_shapes, register
 # Multiply-adds up to which the reference accumulates f32 in f64; beyond, real models would take minutes.
 WIDE_REFERENCE_LIMIT = 1 << 28
 
+MATMULS = frozenset({"matmul", "matmul_8bit", "matmul_packed"})
+"""Matrix products, of whatever element types."""
+
 
 def _infer(attrs: Attrs, a: TensorType, b: TensorType) -> TensorType:
     need_family("matmul's operands", a, NUMERIC)

@@ -29,6 +29,9 @@ from aot.ops.helpers import (
 from aot.ops.opdef import Attrs, AttrSpec, Kind, OpDef, OpError, Sample, register, same_extent
 from aot.ops.reduce import lowest
 
+CONVS = frozenset({"conv", "conv_8bit"})
+"""Convolutions, of whatever element types."""
+
 
 @dataclass(frozen=True, slots=True)
 class Geometry:

@@ -16,8 +16,8 @@ import numpy as np
 from aot.builder import Builder
 from aot.dtypes import I64
 from aot.ir import ROW_MAJOR, Const, Graph, Level, Node, TensorType, Value, live, replaced
-from aot.lower import MATMULS
 from aot.ops import OPS, Kind
+from aot.ops.contract import MATMULS
 from aot.ops.helpers import int_attr, ints_attr
 from aot.passes import Context, transform
 

@@ -21,9 +21,11 @@ from types import MappingProxyType
 from aot.dims import Dim, product, typical
 from aot.dtypes import BF16, F16, F32, I64
 from aot.ir import ROW_MAJOR, Const, Graph, Level, Node, Value, live
-from aot.lower import CONVS, MATMULS, OWNED_KINDS, POOLS, ROOT_OPS
+from aot.lower import OWNED_KINDS, POOLS, ROOT_OPS
 from aot.ops import OPS, Kind
+from aot.ops.contract import MATMULS
 from aot.ops.helpers import int_attr, ints_attr
+from aot.ops.window import CONVS
 from aot.passes import Context, transform
 from aot.views import is_view
 

@@ -17,8 +17,8 @@ import numpy as np
 from aot.builder import Builder
 from aot.dims import product
 from aot.ir import Const, Graph, Level, Node, TensorType, Value, const_of, live
-from aot.lower import CONVS
 from aot.ops import OPS, Kind
+from aot.ops.window import CONVS
 from aot.passes import Context, transform
 from aot.transforms.fold import concat_consts, vector_const
 from aot.views import is_view, view_of

@@ -20,9 +20,11 @@ from aot import dims as dimension
 from aot.builder import Builder
 from aot.dims import Dim
 from aot.ir import Graph, Layout, Level, Node, TensorType, Value, live, sorted_nodes
-from aot.lower import CONVS, MATMULS, OWNED_KINDS
+from aot.lower import OWNED_KINDS
 from aot.ops import OPS, Kind
+from aot.ops.contract import MATMULS
 from aot.ops.helpers import dims_attr, int_attr, ints_attr
+from aot.ops.window import CONVS
 from aot.passes import Context, transform
 from aot.transforms.join import why_not_read
 from aot.views import VIEW_OPS, is_view, view_of

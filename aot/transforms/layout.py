@@ -18,9 +18,10 @@ from dataclasses import replace
 
 from aot.dims import Dim, typical
 from aot.ir import Graph, Layout, Level, Node, Value
-from aot.lower import CONVS, MATMULS
 from aot.ops import OPS, Kind
+from aot.ops.contract import MATMULS
 from aot.ops.helpers import int_attr, ints_attr
+from aot.ops.window import CONVS
 from aot.passes import Context, transform
 from aot.transforms.shapes import joined_axes
 from aot.views import VIEW_OPS, view_of
