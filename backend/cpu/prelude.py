@@ -289,12 +289,18 @@ def _each_register(isa: Isa, name: str, function: str, operands: int, instructio
 
 def _rounding(isa: Isa) -> str:
     out: list[str] = []
+    register = "v" if isa.is_wide else "x"
     for name, suffix in (("f32", "ps"), ("f64", "pd")):
         instruction = f"vrndscale{suffix}" if isa.is_wide else f"vround{suffix}"
         for function, mode in (("round", 8), ("floor", 9), ("ceil", 10), ("trunc", 11)):
             out.append(_each_register(isa, name, f"{function}_{name}", 1, f"{instruction} ${mode}, %1, %0"))
         out.append(_each_register(isa, name, f"sqrt_{name}", 1, f"vsqrt{suffix} %1, %0"))
         one = "1.0f" if name == "f32" else "1.0"
+        if name == "f32":
+            out.append(
+                "static v_i32 whole_f32(v_f32 a) { v_i32 r;\n"
+                f'  __asm__("vcvtps2dq %1, %0" : "={register}"(r) : "{register}"(a)); return r & (v_i32)(a == a); }}\n'
+            )
         out.append(f"static v_{name} rsqrt_{name}(v_{name} a) {{ return {one} / sqrt_{name}(a); }}\n")
     return "".join(out)
 
