@@ -43,8 +43,7 @@ from aot.backend.cpu.tile import (
     split,
 )
 from aot.backend.cpu.weights import DIRECT_ROWS, WeightPanels, direct_panels
-from aot.backend.cpu.words import ROW_BYTES, WordTile, are_words, panel_bytes
-from aot.backend.cpu.words import registers_per_panel as word_registers
+from aot.backend.cpu.words import ROW_BYTES, WordTile, are_words, panel_bytes, registers_of_tiles
 from aot.dims import Dim
 from aot.dtypes import DType
 from aot.expr import Expr
@@ -160,7 +159,7 @@ class _Emitter:
         self.used = PANEL // 2 if narrow else PANEL
         each = registers_per_panel(problem.isa, self.itemsize, self.used)
         if self.words:
-            each = word_registers(problem.isa)
+            each = registers_of_tiles(problem.isa)
         if problem.dots and isinstance(problem.columns, int):
             tallest = dot_rows(problem.isa, self.itemsize, problem.columns)
             self.classes: tuple[RowClass, ...] = (RowClass(None, tallest, 1),)
