@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS: dict[str, int] = {
-    **dict.fromkeys(("aot.dtypes", "aot.errors", "aot.file_kinds", "aot.options", "aot.target", "aot.dims"), 0),
+    **dict.fromkeys(("aot.dtypes", "aot.errors", "aot.file_kinds", "aot.options", "aot.observations", "aot.quantization", "aot.target", "aot.dims"), 0),
     **dict.fromkeys(
         (
             "aot.ir", "aot.expr", "aot.kernel", "aot.program", "aot.text", "aot.program_text", "aot.recipe",
@@ -22,7 +22,7 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(
         (
             "aot.ops", "aot.builder", "aot.verify", "aot.evaluate", "aot.pattern", "aot.passes", "aot.lower",
-            "aot.views", "aot.storage", "aot.custom", "aot.control", "aot.partition",
+            "aot.rounding",            "aot.views", "aot.storage", "aot.custom", "aot.control", "aot.partition",
         ),
         2,
     ),
