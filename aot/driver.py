@@ -18,7 +18,7 @@ from aot.backend import BACKENDS
 from aot.backend.base import Backend, Built
 from aot.control import has_control
 from aot.dims import typical
-from aot.errors import TargetError
+from aot.errors import TargetError, UnsupportedError
 from aot.host_steps import host_target, place_host_steps
 from aot.ir import Graph
 from aot.offsets import DEFAULT_NODE_BUDGET
@@ -180,6 +180,36 @@ def _by_symbol(binding: Binding, plain: Mapping[str, str], graph: Graph) -> Bind
 
 def _edges(options: CompileOptions) -> frontend.Edges:
     return frontend.Edges(options.overridable, dict(options.values))
+
+
+def core_graph(model: Any, options: CompileOptions) -> Graph:
+    """The model's general program after the passes that all targets share: what calibration and measurement work on.
+
+    Raises UnsupportedError for a model with branches or loops that are decided in a run.
+    """
+    graphs, _, applied = _read(model, options)
+    backend, target = resolve_targets(options)[0]
+    graph, _, variant = list(_variants(graphs, applied))[-1]
+    graph, chart, _, context = _blocks(graph, Context(options=variant, target=target, backend=backend))
+    if chart is not None:
+        node = next(node for node in graph.nodes if node.regions)
+        raise UnsupportedError(
+            "values inside of branches and loops cannot be observed",
+            where=node.where,
+            hint="Fix the input that decides it (--set NAME=VALUE), or choose a form that needs no data: int8-dynamic.",
+        )
+    return PassManager(CORE_PASSES, context).run(graph)
+
+
+def build_graph(graph: Graph, options: CompileOptions, hardware: tuple[Backend, Target]) -> Artifact:
+    """An artifact of one program, from a graph that has been through the passes that all targets share."""
+    backend, target = hardware
+    context = Context(options=options, target=target, backend=backend)
+    block = assemble(
+        PassManager(TARGET_PASSES, context).run(graph), backend, target, variant="", node_budget=DEFAULT_NODE_BUDGET
+    )
+    (program,) = _with_code([block], [hardware], options, BuildReport(), lambda stage, detail: None)
+    return Artifact.build([program], meta={}, debug=None)
 
 
 def check(model: Any, options: CompileOptions | None = None) -> list[Any]:

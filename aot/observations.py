@@ -7,7 +7,7 @@ error) and `entropy` (least divergence, as Migacz described for TensorRT at GTC 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -42,10 +42,9 @@ def _edges() -> tuple[Array, Array]:
     """The absolute values between which the numbers of each bin lie; infinite ones are bounded by the largest float."""
     places = np.arange(BINS, dtype=np.uint32) & (BINS // 2 - 1)
     largest = np.float32(np.finfo(np.float32).max)
-    with np.errstate(all="ignore"):
-        lower = (places << np.uint32(SHIFT)).view(np.float32)
-        upper = np.minimum(((places + np.uint32(1)) << np.uint32(SHIFT)).view(np.float32), largest)
-    return np.minimum(lower, largest).astype(np.float64), np.where(np.isnan(upper), largest, upper).astype(np.float64)
+    # Bins of infinity and NaN, which nothing asks about, lie at the largest float: comparisons with NaN are false.
+    lower, upper = ((numbers << np.uint32(SHIFT)).view(np.float32) for numbers in (places, places + np.uint32(1)))
+    return tuple(np.where(edge < largest, edge, largest).astype(np.float64) for edge in (lower, upper))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,6 +165,15 @@ class Observation:
 
     def _least_error(self, bounds: tuple[float, float], levels: int) -> tuple[float, float]:
         """The ends are tried one after the other: few tensors have tails on both sides that matter to each other."""
+        error = self._error_of(levels)
+        start, end = bounds
+        for _ in range(2):
+            end = min((bounds[1] * clip for clip in _CLIPS), key=lambda e: error(start, e)) if bounds[1] > 0 else 0.0
+            start = min((bounds[0] * clip for clip in _CLIPS), key=lambda s: error(s, end)) if bounds[0] < 0 else 0.0
+        return float(start), float(end)
+
+    def _error_of(self, levels: int) -> Callable[[float, float], float]:
+        """The squared error, summed, of rounding to `levels` steps between two ends."""
         low, high, count = self._bins()
         middle = (low + high) / 2
         spread = (high - low) ** 2 / 12  # the numbers of a bin lie evenly in it, about
@@ -176,11 +184,17 @@ class Observation:
             inside = np.minimum(step * step / 12, middle * middle + spread)  # less than half a step becomes zero
             return float(np.sum(count * np.where(outside > 0, outside * outside + spread, inside)))
 
-        start, end = bounds
-        for _ in range(2):
-            end = min((bounds[1] * clip for clip in _CLIPS), key=lambda e: error(start, e)) if bounds[1] > 0 else 0.0
-            start = min((bounds[0] * clip for clip in _CLIPS), key=lambda s: error(s, end)) if bounds[0] < 0 else 0.0
-        return start, end
+        return error
+
+    def error(self, low: float, high: float, levels: int = 255) -> float:
+        """The mean squared error of rounding what was seen to `levels` steps between low and high."""
+        return self._error_of(levels)(low, high) / max(self.elements, 1)
+
+    def saturated(self, low: float, high: float) -> float:
+        """The share of the numbers that lie outside of low to high."""
+        start, end, count = self._bins()
+        middle = (start + end) / 2
+        return float(count[(middle < low) | (middle > high)].sum() / max(count.sum(), 1))
 
     def _least_divergence(self, bounds: tuple[float, float], levels: int) -> tuple[float, float]:
         """Of the magnitudes: what is cut off counts with the last bin, what is kept is merged to `levels` / 2 steps."""
@@ -202,7 +216,7 @@ class Observation:
             if divergence < best:
                 best, found = divergence, kept
         cut = most * found / _LINEAR_BINS
-        return max(bounds[0], -cut), min(bounds[1], cut)
+        return float(max(bounds[0], -cut)), float(min(bounds[1], cut))
 
     def to_arrays(self) -> dict[str, Array]:
         """The fields as arrays; counts as the occupied bins and how often each occurs."""
@@ -222,11 +236,9 @@ class Observation:
         fields = [arrays[name] for name in names]
         if len({field.shape for field in fields}) != 1 or counts.min() < 0:
             raise ValueError("observations of different channels")
-        low, high, *sums = fields
-        return Observation(
-            counts, low.astype(np.float32), high.astype(np.float32), *(s.astype(np.int64) for s in sums),
-            int(arrays["rows"]),
-        )  # fmt: skip
+        low, high = (field.astype(np.float32) for field in fields[:2])
+        whole, fine, square_whole, square_fine = (field.astype(np.int64) for field in fields[2:])
+        return Observation(counts, low, high, whole, fine, square_whole, square_fine, int(arrays["rows"]))
 
 
 def _fixed(sums: Array) -> tuple[Array, Array]:

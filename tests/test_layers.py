@@ -11,7 +11,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS: dict[str, int] = {
-    **dict.fromkeys(("aot.dtypes", "aot.errors", "aot.file_kinds", "aot.options", "aot.observations", "aot.quantization", "aot.target", "aot.dims"), 0),
+    **dict.fromkeys(
+        (
+            "aot.dtypes", "aot.errors", "aot.file_kinds", "aot.options", "aot.target", "aot.dims", "aot.observations",
+            "aot.quantization",
+        ),
+        0,
+    ),
     **dict.fromkeys(
         (
             "aot.ir", "aot.expr", "aot.kernel", "aot.program", "aot.text", "aot.program_text", "aot.recipe",
@@ -28,7 +34,7 @@ LAYERS: dict[str, int] = {
     ),
     **dict.fromkeys(("aot.transforms", "aot.frontend", "aot.backend", "aot.artifacts"), 3),
     "aot.pipeline": 4,
-    **dict.fromkeys(("aot.assemble", "aot.driver", "aot.host_steps"), 5),
+    **dict.fromkeys(("aot.assemble", "aot.driver", "aot.host_steps", "aot.calibrate", "aot.budget"), 5),
     **dict.fromkeys(("aot.cli", "aot.testing"), 6),
 }  # fmt: skip
 SEPARATE = ("aot.transforms", "aot.frontend", "aot.backend", "aot.artifacts")

@@ -97,7 +97,7 @@ def _samples(rng: Any) -> list[Sample]:
 register(
     OpDef(
         name="observe",
-        doc="How often each bin of floats occurs; of each channel the least, the greatest, the sum and that of squares.",
+        doc="How often each bin of floats occurs; of each channel least, greatest, sum and sum of squares.",
         inputs=("x",), kind=Kind.OPAQUE, infer=_infer, samples=_samples, attrs={"axis": AttrSpec("int")},
         reference=_reference, cost_flops=8,
         sources={"cpu": KernelSource(text=_text, function="observe", row_major=False)},

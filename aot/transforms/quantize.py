@@ -138,7 +138,7 @@ class _Quantizer:
         by = self.divided.get(node)
         if by is not None:
             array = array / by.reshape(-1, *(1,) * (array.ndim - 1))
-            bias = None if bias is None else bias / by
+            bias = None if bias is None else np.asarray(bias / by, np.float32)
         return _Weight(array, bias)
 
     # One product.
@@ -156,7 +156,7 @@ class _Quantizer:
             result = self._product(product, record, node, x)
             if self.switch is not None:
                 self.builder.nodes.append(node)
-                single = self.builder.slice(self.switch, starts=(number,), ends=(number + 1,), steps=(1,))
+                single = self.builder.slice(self.switch, starts=(number,), sizes=(1,), steps=(1,))
                 result = self.builder.where(self.builder.reshape(single, shape=()), result, node.output)
         self.new[original.output] = result
 
