@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from aot import driver
-from aot.artifacts import Artifact
 from aot.backend.base import Backend
 from aot.errors import AotError, OptionError
 from aot.ir import Array, Graph
@@ -190,13 +189,11 @@ def running(graph: Graph, options: CompileOptions) -> Iterator[Any]:
 
     with tempfile.TemporaryDirectory(prefix="aotc-") as folder:
         path = Path(folder) / "measured.aot"
-        _build(graph, options).save(path)
+        artifact, _ = driver.build_graph(graph, options, this_cpu(options))
+        artifact.save(path)
+        del artifact
         with runtime.load(path, map_weights=True, verify_weights=False) as model:
             yield model
-
-
-def _build(graph: Graph, options: CompileOptions) -> Artifact:
-    return driver.build_graph(graph, options, this_cpu(options))
 
 
 def run(model: Any, sample: Sample, number: int) -> Mapping[str, Array]:

@@ -201,15 +201,15 @@ def core_graph(model: Any, options: CompileOptions) -> Graph:
     return PassManager(CORE_PASSES, context).run(graph)
 
 
-def build_graph(graph: Graph, options: CompileOptions, hardware: tuple[Backend, Target]) -> Artifact:
-    """An artifact of one program, from a graph that has been through the passes that all targets share."""
+def build_graph(graph: Graph, options: CompileOptions, hardware: tuple[Backend, Target]) -> tuple[Artifact, Graph]:
+    """An artifact of one program, and its ordered graph, from one that has been through the passes all targets share."""
     backend, target = hardware
     context = Context(options=options, target=target, backend=backend)
     block = assemble(
         PassManager(TARGET_PASSES, context).run(graph), backend, target, variant="", node_budget=DEFAULT_NODE_BUDGET
     )
     (program,) = _with_code([block], [hardware], options, BuildReport(), lambda stage, detail: None)
-    return Artifact.build([program], meta={}, debug=None)
+    return Artifact.build([program], meta={}, debug=None), ordered
 
 
 def check(model: Any, options: CompileOptions | None = None) -> list[Any]:
