@@ -87,10 +87,11 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
     tell = progress or (lambda stage, detail: None)
     report = BuildReport()
     check_disable(PIPELINE, options.disable)
-    targets = resolve_targets(options)
+    resolve_targets(options)  # what is wrong with them is told before a large model is read
     tell("read", str(model) if isinstance(model, (str, os.PathLike)) else "model")
     with report.stage("read"):
         graphs, info, applied = _read(model, options)
+    targets = resolve_targets(options, quantized=any(_is_quantized(graph) for _, graph in graphs))
     programs: list[Program] = []
     debug: dict[str, str] = {}
     contexts: list[Context] = []
@@ -223,15 +224,27 @@ def check(model: Any, options: CompileOptions | None = None) -> list[Any]:
     )
 
 
-def resolve_targets(options: CompileOptions) -> list[tuple[Backend, Target]]:
-    """Backends and targets asked for, the most specific first; raises TargetError for an unknown one."""
+_QUANTIZED = frozenset({"quantize", "matmul_8bit", "conv_8bit"})
+"""Ops of programs that want the backends' architectures for products of 8-bit numbers."""
+
+
+def _is_quantized(graph: Graph) -> bool:
+    return any(node.op in _QUANTIZED or any(map(_is_quantized, node.regions)) for node in graph.nodes)
+
+
+def resolve_targets(options: CompileOptions, *, quantized: bool = False) -> list[tuple[Backend, Target]]:
+    """Backends and targets asked for, the most specific first; raises TargetError for an unknown one.
+
+    `quantized`: what a bare backend's name stands for is what programs with products of 8-bit numbers want.
+    """
     found: list[tuple[Backend, Target]] = []
     for text in options.targets:
         name, _, architecture = text.partition(":")
         if name not in BACKENDS:
             raise TargetError(f"no backend {name!r}", hint=f"Backends: {', '.join(sorted(BACKENDS))}.")
         backend = BACKENDS[name]
-        for each in (architecture,) if architecture else backend.default_architectures:
+        default = backend.quantized_architectures if quantized else backend.default_architectures
+        for each in (architecture,) if architecture else default:
             target = backend.target(each)
             if options.exact:
                 target = replace(target, features=target.features | {"exact"})
