@@ -174,11 +174,11 @@ def plain(options: CompileOptions) -> CompileOptions:
     return replace(options, targets=("cpu",), precision="fp32", quantization=None, variants=(), weights="embedded")
 
 
-def this_cpu(options: CompileOptions) -> tuple[Backend, Target]:
+def this_cpu(graph: Graph, options: CompileOptions) -> tuple[Backend, Target]:
     """The backend and the target that suit this machine's CPU best, of those that a default build has code for."""
     from aot.runtime import target_supported
 
-    candidates = driver.resolve_targets(replace(options, targets=("cpu",)))
+    candidates = driver.resolve_targets(replace(options, targets=("cpu",)), quantized=driver.has_8bit_products(graph))
     return next((pair for pair in candidates if target_supported(pair[1].name)), candidates[-1])
 
 
@@ -189,7 +189,7 @@ def running(graph: Graph, options: CompileOptions) -> Iterator[Any]:
 
     with tempfile.TemporaryDirectory(prefix="aotc-") as folder:
         path = Path(folder) / "measured.aot"
-        artifact, _ = driver.build_graph(graph, options, this_cpu(options))
+        artifact, _ = driver.build_graph(graph, options, this_cpu(graph, options))
         artifact.save(path)
         del artifact
         with runtime.load(path, map_weights=True, verify_weights=False) as model:

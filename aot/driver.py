@@ -91,7 +91,8 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
     tell("read", str(model) if isinstance(model, (str, os.PathLike)) else "model")
     with report.stage("read"):
         graphs, info, applied = _read(model, options)
-    targets = resolve_targets(options, quantized=any(_is_quantized(graph) for _, graph in graphs))
+    is_quantized = options.quantization is not None or any(has_8bit_products(graph) for _, graph in graphs)
+    targets = resolve_targets(options, quantized=is_quantized)
     programs: list[Program] = []
     debug: dict[str, str] = {}
     contexts: list[Context] = []
@@ -203,12 +204,11 @@ def core_graph(model: Any, options: CompileOptions) -> Graph:
 
 
 def build_graph(graph: Graph, options: CompileOptions, hardware: tuple[Backend, Target]) -> tuple[Artifact, Graph]:
-    """An artifact of one program, and its ordered graph, from one that has been through the passes all targets share."""
+    """An artifact of one program, and its ordered graph, from one that has been through the core passes."""
     backend, target = hardware
     context = Context(options=options, target=target, backend=backend)
-    block = assemble(
-        PassManager(TARGET_PASSES, context).run(graph), backend, target, variant="", node_budget=DEFAULT_NODE_BUDGET
-    )
+    ordered = PassManager(TARGET_PASSES, context).run(graph)
+    block = assemble(ordered, backend, target, variant="", node_budget=DEFAULT_NODE_BUDGET)
     (program,) = _with_code([block], [hardware], options, BuildReport(), lambda stage, detail: None)
     return Artifact.build([program], meta={}, debug=None), ordered
 
@@ -228,8 +228,9 @@ _QUANTIZED = frozenset({"quantize", "matmul_8bit", "conv_8bit"})
 """Ops of programs that want the backends' architectures for products of 8-bit numbers."""
 
 
-def _is_quantized(graph: Graph) -> bool:
-    return any(node.op in _QUANTIZED or any(map(_is_quantized, node.regions)) for node in graph.nodes)
+def has_8bit_products(graph: Graph) -> bool:
+    """Whether a graph has products of numbers in 8 bits, or may have after it is lowered."""
+    return any(node.op in _QUANTIZED or any(map(has_8bit_products, node.regions)) for node in graph.nodes)
 
 
 def resolve_targets(options: CompileOptions, *, quantized: bool = False) -> list[tuple[Backend, Target]]:
