@@ -24,12 +24,10 @@ from aot.ir import Array, Graph
 from aot.observations import Observation
 from aot.options import CompileOptions
 from aot.quantization import archive_bytes, read_archive, read_file
+from aot.samples import Data, Sample, Samples, open_samples
 from aot.target import Target
 from aot.transforms.observe import RESULTS, grams, observed, taps
 from aot.transforms.products import Product, products, products_digest
-
-Sample = Mapping[str, Array]
-"""The inputs of one run, by name."""
 
 Tell = Callable[[str, str], None]
 
@@ -104,16 +102,15 @@ class Calibration:
             )
 
 
-def calibrate(
-    model: Any, data: Iterable[Sample], options: CompileOptions | None = None, tell: Tell | None = None
-) -> Calibration:
+def calibrate(model: Any, data: Data, options: CompileOptions | None = None, tell: Tell | None = None) -> Calibration:
     """Runs a model on samples (the inputs of a run, by name) and records what its products read.
 
-    `model` as aot.compile takes it. Raises OptionError where there are no samples, and for one that does not fit.
+    `model` as aot.compile takes it, `data` as aot.samples.open_samples. Raises OptionError where there are no samples, and for one that does not fit.
     """
     options = plain(options or CompileOptions())
     graph = driver.core_graph(model, options)
-    return calibrate_graph(graph, products(graph), data, options, tell or (lambda stage, detail: None))
+    samples = open_samples(data, graph.inputs)
+    return calibrate_graph(graph, products(graph), samples(), options, tell or (lambda stage, detail: None))
 
 
 def calibrate_graph(
@@ -142,7 +139,7 @@ def calibrate_graph(
 
 
 def gram_sums(
-    graph: Graph, chosen: Sequence[Product], data: Callable[[], Iterable[Sample]], options: CompileOptions, tell: Tell
+    graph: Graph, chosen: Sequence[Product], data: Samples, options: CompileOptions, tell: Tell
 ) -> Iterator[tuple[Product, Array]]:
     """For each matmul f64 [channels, channels], the sum of x xᵀ over the data, which is gone through again for more.
 
@@ -197,22 +194,11 @@ def running(graph: Graph, options: CompileOptions) -> Iterator[Any]:
 
 
 def run(model: Any, sample: Sample, number: int) -> Mapping[str, Array]:
-    """The results of one run; raises OptionError, which names the sample, where it does not fit."""
-    if not isinstance(sample, Mapping):
-        raise OptionError(
-            f"a sample is the inputs of one run, arrays by name, not {type(sample).__name__}",
-            where=f"sample {number + 1} of the data",
-        )
+    """The results of one run; raises OptionError, which names the sample, where its shapes do not fit."""
     wanted = {spec.name for spec in model.inputs}
     try:
-        given = {name: np.ascontiguousarray(array) for name, array in sample.items()}
-        unknown = sorted(set(given) - wanted)
-        if unknown:
-            raise OptionError(f"no input {unknown[0]!r}", hint=f"The inputs are {', '.join(sorted(wanted))}.")
-        for name, array in given.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise OptionError("the input holds NaN or infinity", where=name, hint="Leave such samples out.")
-        results: Mapping[str, Array] = model.run({n: a for n, a in given.items() if n in wanted})
+        given = {name: np.ascontiguousarray(array) for name, array in sample.items() if name in wanted}
+        results: Mapping[str, Array] = model.run(given)
         return results
     except AotError as error:
         where = f"sample {number + 1} of the data" + (f", {error.where}" if error.where else "")
