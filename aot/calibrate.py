@@ -19,7 +19,7 @@ import numpy as np
 
 from aot import driver
 from aot.backend.base import Backend
-from aot.errors import AotError, OptionError
+from aot.errors import AotError, OptionError, UnsupportedError
 from aot.ir import Array, Graph
 from aot.observations import Observation
 from aot.options import CompileOptions
@@ -32,6 +32,8 @@ from aot.transforms.products import Product, products, products_digest
 Tell = Callable[[str, str], None]
 
 _AGAIN = "Write it with `aotc calibrate`."
+NO_PRODUCT = "the model has no product with a constant weight: there is nothing to quantize"
+
 _MODULUS = 1 << 256
 _GRAM_BYTES = 1 << 30
 """What sums of x xᵀ may take at a time; more products are another pass over the data."""
@@ -105,12 +107,25 @@ class Calibration:
 def calibrate(model: Any, data: Data, options: CompileOptions | None = None, tell: Tell | None = None) -> Calibration:
     """Runs a model on samples (the inputs of a run, by name) and records what its products read.
 
-    `model` as aot.compile takes it, `data` as aot.samples.open_samples. Raises OptionError where there are no samples, and for one that does not fit.
+    `model` as aot.compile takes it, `data` as aot.samples.open_samples. Raises OptionError where there are no samples,
+    and for one that does not fit.
     """
     options = plain(options or CompileOptions())
-    graph = driver.core_graph(model, options)
+    graphs = driver.core_graphs(model, options)
+    if len(graphs) > 1:
+        raise in_branches(graphs)
+    (graph,) = graphs
     samples = open_samples(data, graph.inputs)
     return calibrate_graph(graph, products(graph), samples(), options, tell or (lambda stage, detail: None))
+
+
+def in_branches(graphs: Sequence[Graph]) -> UnsupportedError:
+    """The error for a model of several graphs: values inside of branches and loops cannot be observed."""
+    return UnsupportedError(
+        "values inside of branches and loops that are decided in a run cannot be observed",
+        where=f"a model of {len(graphs)} blocks",
+        hint="Fix the input that decides (--set NAME=VALUE), or choose a form that needs no data: int8-dynamic.",
+    )
 
 
 def calibrate_graph(
@@ -119,7 +134,7 @@ def calibrate_graph(
     """The same for a graph that has been through the passes that all targets share, and its products."""
     groups = taps(found)
     if not groups:
-        raise OptionError("the model has no product with a constant weight: there is nothing to quantize")
+        raise OptionError(NO_PRODUCT)
     names = list(groups)
     tell("build", f"{len(names)} tensors are observed")
     seen: dict[str, Observation] = {}

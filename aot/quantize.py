@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from aot import driver
-from aot.calibrate import Calibration, Tell, calibrate_graph, plain
+from aot.calibrate import NO_PRODUCT, Calibration, Tell, calibrate_graph, in_branches, plain
 from aot.errors import OptionError
+from aot.ir import Graph
 from aot.ledger import measured
 from aot.metrics import DEFAULT_BUDGET, first_few, own_metric, parse_budget
 from aot.options import CompileOptions
@@ -31,10 +34,10 @@ def quantize(
 ) -> Quantization:
     """What is quantized, and how, as a record that builds take in (CompileOptions.quantization).
 
-    `model` as aot.compile takes it. `method`: a Method, or one of its forms. `data`: samples, as aot.samples.open_samples takes them, to calibrate with where
-    there is no `calibration`, and to measure errors on, up to `measured_samples` of them. `accuracy_budget`: as
-    aot.metrics.parse_budget reads it; the default is DEFAULT_BUDGET. `options`: of the build, which say what the model
-    is (dims, values). Without data nothing is measured: all that can be quantized is.
+    `model` as aot.compile takes it. `method`: a Method, or one of its forms. `data`: as aot.samples.open_samples takes
+    it, to calibrate with where there is no `calibration`, and to measure errors on, with up to `measured_samples` of
+    it. `accuracy_budget`: as aot.metrics.parse_budget reads it; the default is DEFAULT_BUDGET. `options`: of the build,
+    which say what the model is (dims, values). Without data nothing is measured: all that can be quantized is.
     Raises OptionError where a method needs data and there is none, and for data that does not fit.
     """
     tell = tell or (lambda stage, detail: None)
@@ -51,14 +54,17 @@ def quantize(
         raise OptionError("an accuracy budget is held on data, and there is none", hint="Give inputs: --data PATH.")
     options = plain(options or CompileOptions())
     tell("read", "model")
-    graph = driver.core_graph(model, options)
+    graphs = driver.core_graphs(model, options)
+    if len(graphs) > 1:
+        return _unmeasured(graphs, method, data is not None)
+    (graph,) = graphs
     found = products(graph)
     if not found:
-        raise OptionError("the model has no product with a constant weight: there is nothing to quantize")
+        raise OptionError(NO_PRODUCT)
     samples = open_samples(() if data is None else data, graph.inputs)
     if calibration is None and data is not None:
         calibration = calibrate_graph(graph, found, samples(), options, tell)
-    record = planned(graph, found, method, calibration)
+    record = planned(found, method, calibration)
     if method.rounding == "gptq":
         record = rounded_with_data(graph, found, record, samples, options, tell)
     if data is None:
@@ -67,3 +73,15 @@ def quantize(
     if not few:
         raise OptionError("there is no sample to measure with", hint="Give inputs as the model is used with.")
     return measured(graph, found, record, few, budget, options, tell)
+
+
+def _unmeasured(graphs: Sequence[Graph], method: Method, has_data: bool) -> Quantization:
+    """The record of a model with branches or loops, of which nothing inside can be observed: forms without data."""
+    if method.needs_data:
+        raise in_branches(graphs)
+    found = {product.name: product for graph in graphs for product in products(graph)}
+    if not found:
+        raise OptionError(NO_PRODUCT)
+    record = planned(tuple(found.values()), method, None)
+    said = ("the model has branches or loops that are decided in a run: no error was measured",) if has_data else ()
+    return replace(record, notes=(*record.notes, *said))

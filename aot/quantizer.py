@@ -264,7 +264,7 @@ def _db(signal: float, noise: float) -> float | None:
     return round(min(10 * float(np.log10(signal / max(noise, signal * 1e-20))), 200.0), 1)
 
 
-def planned(graph: Graph, products: Sequence[Product], method: Method, calibration: Calibration | None) -> Quantization:
+def planned(products: Sequence[Product], method: Method, calibration: Calibration | None) -> Quantization:
     """The record of a method, with nothing measured yet."""
     digest = products_digest(products)
     if calibration is not None:
