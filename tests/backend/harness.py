@@ -21,7 +21,7 @@ from aot import dims as dimension
 from aot import dtypes, recipe
 from aot.backend.base import Emitted
 from aot.backend.cpu import build as builder
-from aot.backend.cpu.isa import V3, V4, Isa
+from aot.backend.cpu.isa import V3, V4, V4_VNNI, Isa
 from aot.backend.cpu.prelude import assemble
 from aot.ir import TensorType, const_of
 from aot.kernel import Kernel
@@ -35,12 +35,20 @@ GUARD_BYTES = 4096
 
 def _host_has(isa: Isa) -> bool:
     text = Path("/proc/cpuinfo").read_text()
-    return "avx512dq" in text and "avx512vl" in text if isa is V4 else "avx2" in text
+    flags = {"avx2", "avx512dq", "avx512vl"} if isa.is_wide else {"avx2"}
+    flags |= {f"avx512_{feature}" for feature in isa.features & {"vnni", "bf16"}}
+    return flags <= set(text.split())
 
 
-ISAS = [
-    pytest.param(isa, id=isa.name, marks=[] if _host_has(isa) else pytest.mark.skip("this CPU")) for isa in (V3, V4)
-]
+def _params(*isas: Isa) -> list[Any]:
+    return [
+        pytest.param(isa, id=isa.name, marks=[] if _host_has(isa) else pytest.mark.skip("this CPU")) for isa in isas
+    ]
+
+
+ISAS = _params(V3, V4)
+WORD_ISAS = _params(V3, V4, V4_VNNI)
+"""For products of 8-bit integers."""
 
 
 class KernelArgs(ctypes.Structure):
