@@ -23,6 +23,7 @@ from aot.transforms.normalize import normalize
 from aot.transforms.order import order
 from aot.transforms.pad_channels import pad_channels
 from aot.transforms.place import finish_layouts, reuse_in_place
+from aot.transforms.quantize import quantize
 from aot.transforms.recognize import recognize
 from aot.transforms.roll import roll
 from aot.transforms.simplify import simplify
@@ -52,6 +53,7 @@ CORE_PASSES: tuple[Pass, ...] = (
 """The same for every target."""
 
 TARGET_PASSES: tuple[Pass, ...] = (
+    quantize,  # after the core passes, whose products have the names of a record
     lower_quantized,  # before join, which joins products of floats  [tests/passes/test_lower_quantized.py]
     dedupe,  # several products correct and convert one tensor alike
     split_keys,
