@@ -1,15 +1,16 @@
 """The expression functions as Triton: operators, functions of triton.language, and a few of our own.
 
 Formulas that the language lacks are written with those it has, so that kernels run alike on a GPU and under
-Triton's interpreter. `HELPERS` are the texts of functions that a kernel brings along, by name.
+Triton's interpreter. `HELPERS` are the texts of functions that a kernel brings along, by name; `NATIVE` those that take
+their place where a device has an instruction.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from aot.backend.cuda.code import memory_type, register_dtype, register_type
+from aot.backend.cuda.code import FLOAT8, memory_type, register_dtype, register_type
 from aot.dtypes import BF16, F16, F32, DType
 from aot.errors import CompilerError
 from aot.expr import Expr
@@ -95,13 +96,48 @@ HELPERS: Mapping[str, str] = {
     ),
     "fmod_float": "def fmod_float(a, b):\n    return a - trunc(quotient(a, b)) * b\n",
     "trunc": "def trunc(x):\n    return tl.where(x < 0, tl.ceil(x), tl.floor(x))\n",
+    # Between 2^23 and 2^24 an f32 has no fraction: what is added there is rounded to the nearest whole number.
     "round_even": (
         "def round_even(x):\n"
-        "    low = tl.floor(x)\n"
-        "    part = x - low\n"
-        "    odd = low - 2 * tl.floor(low * 0.5)\n"
-        "    return tl.where((part > 0.5) | ((part == 0.5) & (odd != 0)), low + 1, low)\n"
+        "    if x.dtype == tl.float32:\n"
+        "        most = tl.where(x < 0, -8388608.0, 8388608.0)\n"
+        "        y = tl.where(tl.abs(x) < 8388608.0, (x + most) - most, x)\n"
+        "    else:\n"
+        "        low = tl.floor(x)\n"
+        "        part = x - low\n"
+        "        odd = low - 2 * tl.floor(low * 0.5)\n"
+        "        y = tl.where((part > 0.5) | ((part == 0.5) & (odd != 0)), low + 1, low)\n"
+        "    return y\n"
     ),
+    # Floats of 8 bits as bytes. A number below the least normal one is rounded by adding what its last bit is the last
+    # bit of; others by adding half of their last bit to their bits. Beyond the largest: NaN, or of f8e5m2 infinity.
+    "decode_f8e4m3": (
+        "def decode_f8e4m3(x):\n"
+        "    bits = x.to(tl.uint16)\n"
+        "    half = (((bits & 128) << 8) | ((bits & 127) << 7)).to(tl.float16, bitcast=True)\n"
+        "    return tl.where((bits & 127) == 127, float(\"nan\"), half.to(tl.float32) * 256.0)\n"
+    ),
+    "decode_f8e5m2": (
+        "def decode_f8e5m2(x):\n"
+        "    return (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)\n"
+    ),
+    **{
+        f"encode_{name}": (
+            f"def encode_{name}(x):\n"
+            "    x = x.to(tl.float32)\n"
+            "    a = tl.abs(x)\n"
+            "    bits = a.to(tl.int32, bitcast=True)\n"
+            f"    code = ((bits + {half} + ((bits >> {shift}) & 1)) >> {shift}) - {bias}\n"
+            f"    small = (a + {step}).to(tl.int32, bitcast=True) - {step_bits}\n"
+            f"    code = tl.minimum(tl.where(a < {least}, small, code), {largest})\n"
+            f"    code = tl.where(x != x, {nothing}, code)\n"
+            "    return (code | ((x.to(tl.int32, bitcast=True) >> 24) & 128)).to(tl.uint8)\n"
+        )
+        for name, shift, half, bias, step, step_bits, least, largest, nothing in (
+            ("f8e4m3", 20, (1 << 19) - 1, 120 << 3, 2.0**14, 0x46800000, 2.0**-6, 0x7F, 0x7F),
+            ("f8e5m2", 21, (1 << 20) - 1, 112 << 2, 2.0**7, 0x43000000, 2.0**-14, 0x7C, 0x7E),
+        )
+    },
     "sign": "def sign(x):\n    return tl.where(x > 0, 1, tl.where(x < 0, -1, x)).to(x.dtype)\n",
     "expm1": (
         "def expm1(x):\n"
@@ -202,14 +238,29 @@ HELPERS: Mapping[str, str] = {
         "    return tl.where(b < 0, tl.where(a == 1, 1, tl.where(a == -1, 1 - 2 * (b & 1), 0)), r).to(a.dtype)\n"
     ),
 }  # fmt: skip
+NATIVE: Mapping[str, Mapping[str, str]] = {
+    "fp8": {
+        "decode_f8e4m3": "def decode_f8e4m3(x):\n    return x.to(tl.float8e4nv, bitcast=True).to(tl.float32)\n",
+        # The instruction gives the largest number for what is beyond it.
+        "encode_f8e4m3": (
+            "def encode_f8e4m3(x):\n"
+            "    x = x.to(tl.float32)\n"
+            "    code = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)\n"
+            "    return tl.where(tl.abs(x) > 464.0, 127, code).to(tl.uint8)\n"
+        ),
+    },
+}
+"""The texts of helpers by the feature of a target that they need."""
+
 _NEEDS: Mapping[str, tuple[str, ...]] = {
     name: tuple(other for other in HELPERS if other != name and re.search(rf"\b{other}\(", text))
     for name, text in HELPERS.items()
 }
 
 
-def helper_text(used: Sequence[str]) -> str:
-    """The helpers that a text uses, with those that they use, each behind what it needs."""
+def helper_text(used: Sequence[str], features: Collection[str] = ()) -> str:
+    """The helpers that a text uses, with those that they use, each behind what it needs; `features`: of the target."""
+    native = {name: text for feature in features for name, text in NATIVE.get(feature, {}).items()}
     order: dict[str, None] = {}
 
     def visit(name: str) -> None:
@@ -220,7 +271,7 @@ def helper_text(used: Sequence[str]) -> str:
 
     for name in sorted(used):
         visit(name)
-    return "".join(f"@triton.jit\n{HELPERS[name]}\n\n" for name in order)
+    return "".join(f"@triton.jit\n{native.get(name, HELPERS[name])}\n\n" for name in order)
 
 
 def used_helpers(text: str) -> list[str]:
@@ -312,8 +363,15 @@ def convert(source: DType, target: DType, text: str) -> str:
     """A value as another dtype, rounded as the dtype says, in its register type."""
     if target.is_bool:
         return text if source.is_bool else f"({text} != 0)"
+    if target in FLOAT8:
+        return f"decode_{target.name}({encoded(target, text)})"
     if target in (F16, BF16):
         return f"({text}).to({memory_type(target)}).to(tl.float32)"
     if register_dtype(source) == register_dtype(target):
         return text
     return f"({text}).to({register_type(target)})"
+
+
+def encoded(target: DType, text: str) -> str:
+    """A value in registers as the byte of a float of 8 bits."""
+    return f"encode_{target.name}({text})"
