@@ -18,7 +18,7 @@ from aot.backend import BACKENDS
 from aot.backend.base import Backend, Built
 from aot.control import has_control
 from aot.dims import typical
-from aot.errors import TargetError
+from aot.errors import TargetError, UnsupportedError
 from aot.host_steps import host_target, place_host_steps
 from aot.ir import Graph
 from aot.offsets import DEFAULT_NODE_BUDGET
@@ -87,10 +87,12 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
     tell = progress or (lambda stage, detail: None)
     report = BuildReport()
     check_disable(PIPELINE, options.disable)
-    targets = resolve_targets(options)
+    resolve_targets(options)  # what is wrong with them is told before a large model is read
     tell("read", str(model) if isinstance(model, (str, os.PathLike)) else "model")
     with report.stage("read"):
         graphs, info, applied = _read(model, options)
+    is_quantized = options.quantization is not None or any(has_8bit_products(graph) for _, graph in graphs)
+    targets = resolve_targets(options, quantized=is_quantized)
     programs: list[Program] = []
     debug: dict[str, str] = {}
     contexts: list[Context] = []
@@ -182,6 +184,35 @@ def _edges(options: CompileOptions) -> frontend.Edges:
     return frontend.Edges(options.overridable, dict(options.values))
 
 
+def core_graph(model: Any, options: CompileOptions) -> Graph:
+    """The model's general program after the passes that all targets share: what calibration and measurement work on.
+
+    Raises UnsupportedError for a model with branches or loops that are decided in a run.
+    """
+    graphs, _, applied = _read(model, options)
+    backend, target = resolve_targets(options)[0]
+    graph, _, variant = list(_variants(graphs, applied))[-1]
+    graph, chart, _, context = _blocks(graph, Context(options=variant, target=target, backend=backend))
+    if chart is not None:
+        node = next(node for node in graph.nodes if node.regions)
+        raise UnsupportedError(
+            "values inside of branches and loops cannot be observed",
+            where=node.where,
+            hint="Fix the input that decides it (--set NAME=VALUE), or choose a form that needs no data: int8-dynamic.",
+        )
+    return PassManager(CORE_PASSES, context).run(graph)
+
+
+def build_graph(graph: Graph, options: CompileOptions, hardware: tuple[Backend, Target]) -> tuple[Artifact, Graph]:
+    """An artifact of one program, and its ordered graph, from one that has been through the core passes."""
+    backend, target = hardware
+    context = Context(options=options, target=target, backend=backend)
+    ordered = PassManager(TARGET_PASSES, context).run(graph)
+    block = assemble(ordered, backend, target, variant="", node_budget=DEFAULT_NODE_BUDGET)
+    (program,) = _with_code([block], [hardware], options, BuildReport(), lambda stage, detail: None)
+    return Artifact.build([program], meta={}, debug=None), ordered
+
+
 def check(model: Any, options: CompileOptions | None = None) -> list[Any]:
     """The ops of a model that cannot be compiled, with their nodes and counts; empty when all can.
 
@@ -193,15 +224,28 @@ def check(model: Any, options: CompileOptions | None = None) -> list[Any]:
     )
 
 
-def resolve_targets(options: CompileOptions) -> list[tuple[Backend, Target]]:
-    """Backends and targets asked for, the most specific first; raises TargetError for an unknown one."""
+_QUANTIZED = frozenset({"quantize", "matmul_8bit", "conv_8bit"})
+"""Ops of programs that want the backends' architectures for products of 8-bit numbers."""
+
+
+def has_8bit_products(graph: Graph) -> bool:
+    """Whether a graph has products of numbers in 8 bits, or may have after it is lowered."""
+    return any(node.op in _QUANTIZED or any(map(has_8bit_products, node.regions)) for node in graph.nodes)
+
+
+def resolve_targets(options: CompileOptions, *, quantized: bool = False) -> list[tuple[Backend, Target]]:
+    """Backends and targets asked for, the most specific first; raises TargetError for an unknown one.
+
+    `quantized`: what a bare backend's name stands for is what programs with products of 8-bit numbers want.
+    """
     found: list[tuple[Backend, Target]] = []
     for text in options.targets:
         name, _, architecture = text.partition(":")
         if name not in BACKENDS:
             raise TargetError(f"no backend {name!r}", hint=f"Backends: {', '.join(sorted(BACKENDS))}.")
         backend = BACKENDS[name]
-        for each in (architecture,) if architecture else backend.default_architectures:
+        default = backend.quantized_architectures if quantized else backend.default_architectures
+        for each in (architecture,) if architecture else default:
             target = backend.target(each)
             if options.exact:
                 target = replace(target, features=target.features | {"exact"})

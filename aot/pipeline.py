@@ -22,6 +22,7 @@ from aot.transforms.normalize import normalize
 from aot.transforms.order import order
 from aot.transforms.pad_channels import pad_channels
 from aot.transforms.place import finish_layouts, reuse_in_place
+from aot.transforms.quantize import quantize
 from aot.transforms.recognize import recognize
 from aot.transforms.roll import roll
 from aot.transforms.simplify import simplify
@@ -51,6 +52,7 @@ CORE_PASSES: tuple[Pass, ...] = (
 """The same for every target."""
 
 TARGET_PASSES: tuple[Pass, ...] = (
+    quantize,  # after the core passes, whose products have the names of a record
     split_keys,
     join,  # before assign_layouts, which gives the parts the strides of the whole  [tests/passes/test_join.py]
     join_alike,  # after join, which makes neighbours of queries and keys  [tests/passes/test_join_alike.py]

@@ -60,6 +60,8 @@ class Backend(Protocol):
     name: str
     default_architectures: tuple[str, ...]
     """What the bare backend name stands for, in the order in which a loader tries them."""
+    quantized_architectures: tuple[str, ...]
+    """The same for programs with products of 8-bit numbers."""
     kinds: frozenset[Kind]
     """The kinds it emits; ops of other kinds are decomposed."""
     decomposes: frozenset[str]

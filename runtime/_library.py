@@ -181,7 +181,7 @@ class MachineInfo(ctypes.Structure):
         ("cpu_level", _I32),
         ("capability", _I32),
         ("driver", _I32),
-        ("reserved", _I32),
+        ("cpu_extras", _U32),
     )
 
 

@@ -40,6 +40,7 @@ class CpuBackend:
 
     name = "cpu"
     default_architectures: tuple[str, ...] = ("x86-64-v4", "x86-64-v3")
+    quantized_architectures: tuple[str, ...] = ("x86-64-v4+vnni", "x86-64-v3")
     kinds: frozenset[Kind] = frozenset(Kind)
     decomposes: frozenset[str] = frozenset()
     has_halos = True

@@ -46,6 +46,7 @@ class CudaBackend:
 
     name = "cuda"
     default_architectures: tuple[str, ...] = ("sm_90a",)
+    quantized_architectures: tuple[str, ...] = ("sm_90a",)
     kinds: frozenset[Kind] = frozenset(
         {
             Kind.MAP,

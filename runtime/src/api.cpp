@@ -205,7 +205,8 @@ void aot_this_machine(int32_t device, aot_machine *out_machine) {
     guarded(nullptr, [&] {
         if (!out_machine) return;
         const Machine found = this_machine(true, device, nullptr);
-        write_info(out_machine, aot_machine{sizeof(aot_machine), found.cpu_level, found.capability, found.driver, 0});
+        write_info(out_machine, aot_machine{sizeof(aot_machine), found.cpu_level, found.capability, found.driver,
+                                          found.cpu_extras});
     });
 }
 
@@ -219,6 +220,7 @@ int32_t aot_target_rank(const char *target, int32_t lowest_driver, const aot_mac
             if (machine) {
                 const aot_machine given = read_options(machine);
                 wanted.cpu_level = std::clamp(given.cpu_level, 0, 4);
+                wanted.cpu_extras = given.cpu_extras;
                 wanted.capability = given.capability;
                 wanted.driver = !given.capability ? 0 : given.driver ? given.driver : INT32_MAX;
                 wanted.gpu_problem = "there is no GPU";

@@ -109,13 +109,17 @@ AOT_API const char *aot_version(void);
 /* 1 if this machine runs code of a target such as "cpu:x86-64-v4" or, on its first GPU, "cuda:sm_90a"; else 0. */
 AOT_API int32_t aot_target_supported(const char *target);
 
+/* Dot products of 8-bit integers (a target's "+vnni") and of bfloat16 ("+bf16"), with AVX-512. */
+#define AOT_CPU_VNNI 1u
+#define AOT_CPU_BF16 2u
+
 /* A machine, this one or one that is only described. */
 typedef struct aot_machine {
     size_t struct_size;
     int32_t cpu_level;  /* x86-64 micro-architecture level, 1 to 4; 0: the CPU is another one */
     int32_t capability; /* ten times the compute capability of its GPU, such as 89; 0: there is none */
     int32_t driver;     /* the GPU's driver, as the version of CUDA that it supports, such as 12040; 0: new enough */
-    int32_t reserved;
+    uint32_t cpu_extras; /* AOT_CPU_…: what a CPU of level 4 has beyond it */
 } aot_machine;
 
 /* Fills in this machine, with the GPU of an ordinal where there is one and a driver for it. */
