@@ -24,7 +24,7 @@ SECTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Building", ("aot.compile", "aot.options.CompileOptions", "aot.options.DimRange", "aot.Artifact",
                   "aot.driver.BuildReport")),
     ("Running", ("aot.load", "aot.Model", "aot.runtime.TensorSpec", "aot.runtime.DimSpec", "aot.runtime.ProgramSpec",
-                 "aot.runtime.StateSpec", "aot.runtime.target_supported", "aot.runtime.target_rank",
+                 "aot.runtime.StateSpec", "aot.runtime.TraceStep", "aot.runtime.TraceTensor", "aot.runtime.target_supported", "aot.runtime.target_rank",
                  "aot.runtime.Machine", "aot.runtime.this_machine", "aot.runtime.prefix")),
     ("Custom operators", ("aot.Operator", "aot.custom.OpDef", "aot.custom.AttrSpec", "aot.custom.KernelSource",
                           "aot.custom.Sample", "aot.custom.load_operators", "aot.testing.check_operator",
