@@ -25,9 +25,9 @@ from aot.backend.cpu.frame import (
     accumulator_text,
     bytes_moved,
     epilogue_cost,
+    fill_halos,
     kernel_body,
     thread_share,
-    zero_halos,
 )
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.render import Renderer, Scope
@@ -245,7 +245,7 @@ class _Emitter:
                 code.line(text)
         with kernel_body(code, self.dims):
             renderer = Renderer(problem.kernel, self.dims, problem.isa, code)
-            zero_halos(renderer)
+            fill_halos(renderer)
             if forms:
                 self._loops(code, renderer, forms, inline)
         return Emitted(

@@ -209,13 +209,22 @@ def word_functions(isa: Isa) -> str:
         "static u32 word_strided(const u8 *p, i64 stride, i64 n) { u32 r = 0;\n"
         "  for (i64 i = 0; i < n; i++) r |= (u32)p[i * stride] << (8 * i);\n  return r; }\n",
     ]
+    constraint = "v" if isa.is_wide else "x"
+    out.append(
+        "static v_i32 word_madd(v_i32 sum, v_i32 a, v_i32 b) {\n"
+        + (
+            '  __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); return sum; }\n'
+            if isa.has_vnni
+            else f'  v_i32 r; __asm__("vpmaddwd %2, %1, %0" : "={constraint}"(r) :'
+            f' "{constraint}"(a), "{constraint}"(b)); return sum + r; }}\n'
+        )
+    )
     if isa.has_vnni:
         out.append(
             "static v_i32 word_dot(v_i32 sum, v_i32 unsigned_, v_i32 signed_) {\n"
             '  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_), "v"(signed_)); return sum; }\n'
         )
         return "".join(out)
-    constraint = "v" if isa.is_wide else "x"
     for name in ("i8", "u8"):
         out.append(
             f"static word_h word_wide_{name}(u32 word) {{ const word_s s = word - (word_s){{}};\n"
