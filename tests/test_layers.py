@@ -28,7 +28,7 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(
         (
             "aot.ops", "aot.builder", "aot.verify", "aot.evaluate", "aot.pattern", "aot.passes", "aot.lower",
-            "aot.rounding",            "aot.views", "aot.storage", "aot.custom", "aot.control", "aot.partition",
+            "aot.rounding",            "aot.views", "aot.storage", "aot.custom", "aot.control", "aot.partition", "aot.quantized_sums",
         ),
         2,
     ),

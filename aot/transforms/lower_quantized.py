@@ -21,10 +21,11 @@ from aot.builder import Builder
 from aot.dims import product
 from aot.dtypes import F32, I8, I32, U8, DType
 from aot.ir import Array, Graph, Level, Node, TensorType, Value
-from aot.ops.helpers import int_attr, ints_attr
+from aot.ops.helpers import int_attr
 from aot.ops.quantized import FLOAT8, quantized_range
 from aot.passes import Context, transform
 from aot.pattern import SILENT, Match, Rule, View, op, rewrite, rule
+from aot.quantized_sums import image_sums, in_type, matrix_sums
 from aot.transforms.dedupe import dedupe
 from aot.transforms.fold import fold_node
 from aot.transforms.quantized_moves import (
@@ -204,7 +205,7 @@ class _Products:
             _prepared(b, m.view, m.facts[name], dtype) for name, dtype in zip("ab", self.wanted, strict=True)
         )
         scales = [scale for scale in (left.scale, right.scale) if scale is not None]
-        return _finished(b, m.view, m.root, _matrix_sums(b, m.view, left, right), scales)
+        return _finished(b, m.view, m.root, _matrix_sums(b, left, right), scales)
 
     def conv(self, b: Builder, m: Match) -> Value:
         """The convolution of a quantized image is one of its numbers, corrected and scaled."""
@@ -229,7 +230,7 @@ class _Products:
         left = plain[0] if plain[0].numbers.type.dtype is self.wanted[0] else _shifted(b, m.view, plain[0])
         right = _prepared(b, m.view, plain[1], self.wanted[1])
         if m.root.op == "matmul_8bit":
-            return _matrix_sums(b, m.view, left, right)
+            return _matrix_sums(b, left, right)
         fill = int_attr(m.root.attrs, "fill")
         if left is not plain[0]:
             fill += _SHIFTS[plain[0].numbers.type.dtype]
@@ -304,77 +305,19 @@ def _shifted(b: Builder, view: View, operand: Quantized) -> Quantized:
     return Quantized(other_type(b, numbers), operand.scale, shifted_zero(b, zero, numbers.type.dtype))
 
 
-def _held(b: Builder, view: View, value: Value) -> Array | None:
+def _held(b: Builder, view: View, value: Value | None) -> Array | None:
     """The elements of a constant, new or old."""
-    const = b.consts.get(value)
+    const = None if value is None else b.consts.get(value)
     return elements_of(view, value) if const is None else const.array()
 
 
-def _summed(b: Builder, view: View, value: Value, axes: tuple[int, ...]) -> Value:
-    """Sums over axes, which stay as extents of 1, in i32."""
-    held = _held(b, view, value)
-    if held is not None:
-        return b.const(held.astype(np.int32).sum(axis=axes, keepdims=True, dtype=np.int32))
-    wide = emit(b, "cast", value, to=I32)
-    return emit(b, "reduce_sum", wide, axes=axes, keepdims=True)
-
-
-def _wide(b: Builder, value: Value) -> Value:
-    return _as(b, value, I32)
-
-
-def _count(b: Builder, extent: dimension.Dim) -> Value:
-    """An extent as a rank-0 i32."""
-    if isinstance(extent, int):
-        return b.scalar(extent, I32)
-    return reshaped(b, emit(b, "cast", emit(b, "dim_tensor", dims=(extent,)), to=I32), ())
-
-
-def _matrix_sums(b: Builder, view: View, left: Quantized, right: Quantized) -> Value:
-    """The sums over k of (left - its zero) * (right - its zero)."""
-    sums = emit(b, "matmul_8bit", left.numbers, right.numbers)
-    if right.zero is not None:
-        rows = _summed(b, view, left.numbers, (left.numbers.type.rank - 1,))
-        sums = emit(b, "sub", sums, emit(b, "mul", rows, _wide(b, right.zero)))
-    if left.zero is not None:
-        columns = _summed(b, view, right.numbers, (right.numbers.type.rank - 2,))
-        if right.zero is not None:
-            count = _count(b, left.numbers.type.shape[-1])
-            columns = emit(b, "sub", columns, emit(b, "mul", _wide(b, right.zero), count))
-        sums = emit(b, "sub", sums, emit(b, "mul", columns, _wide(b, left.zero)))
-    return sums
+def _matrix_sums(b: Builder, left: Quantized, right: Quantized) -> Value:
+    return matrix_sums(b, left.numbers, right.numbers, left.zero, right.zero)
 
 
 def _image_sums(b: Builder, view: View, x: Quantized, w: Quantized, node: Node, fill: int | None = None) -> Value:
-    """The sums of a convolution over (x - its zero) * (w - its zero), w's zero being of the result's channels.
-
-    What is outside of the image is its zero point, or `fill`, so that a channel's correction is the same everywhere.
-    """
-    attrs, image = dict(node.attrs), x.numbers
-    known = np.zeros((), np.int32) if x.zero is None else _held(b, view, x.zero)
-    pads = ints_attr(attrs, "pads")
-    if fill is None and known is not None:
-        fill = int(known.reshape(()))
-    if fill is not None:
-        attrs["fill"] = fill
-    elif any(pads) and x.zero is not None:
-        spatial = len(pads) // 2
-        around = {"before": (0, 0, *pads[:spatial]), "after": (0, 0, *pads[spatial:])}
-        image = emit(b, "pad", image, reshaped(b, x.zero, ()), mode="constant", **around)
-        attrs["pads"] = (0,) * len(pads)
-    sums = emit(b, "conv_8bit", image, w.numbers, **attrs)
-    shape = w.numbers.type.shape
-    if w.zero is not None:
-        window = (int_attr(attrs, "groups"), *(extent for extent in shape[1:] if isinstance(extent, int)))
-        ones = b.const(np.ones(window, w.numbers.type.dtype.numpy))
-        sums = emit(b, "sub", sums, emit(b, "mul", emit(b, "conv_8bit", image, ones, **attrs), _wide(b, w.zero)))
-    if x.zero is not None:
-        total = _summed(b, view, w.numbers, tuple(range(1, len(shape))))
-        channels = reshaped(b, total, (shape[0], *(1,) * (len(shape) - 2)))
-        if w.zero is not None:
-            channels = emit(b, "sub", channels, emit(b, "mul", _wide(b, w.zero), _count(b, product(shape[1:]))))
-        sums = emit(b, "sub", sums, emit(b, "mul", channels, reshaped(b, _wide(b, x.zero), ())))
-    return sums
+    """The sums of a convolution over (x - its zero) * (w - its zero), w's zero being of the result's channels."""
+    return image_sums(b, x.numbers, w.numbers, x.zero, w.zero, node.attrs, lambda value: _held(b, view, value), fill)
 
 
 def _of_channels(b: Builder, value: Value | None, rank: int) -> Value | None:
@@ -404,17 +347,13 @@ def _finished(
     b: Builder, view: View, node: Node, sums: Value, scales: Sequence[Value], bias: Value | None = None
 ) -> Value:
     """Sums times their scales, plus a bias, in the type of the float product."""
-    result = _as(b, sums, F32)
-    wide = [_as(b, reshaped(b, scale, ()) if is_single(scale) else scale, F32) for scale in scales]
+    result = in_type(b, sums, F32)
+    wide = [in_type(b, reshaped(b, scale, ()) if is_single(scale) else scale, F32) for scale in scales]
     wide.sort(key=lambda scale: _held(b, view, scale) is None)
     if len(wide) == 2 and all(_held(b, view, scale) is not None for scale in wide):
         wide = [emit(b, "mul", *wide)]
     for scale in wide:
         result = emit(b, "mul", result, scale)
     if bias is not None:
-        result = emit(b, "add", result, _as(b, bias, F32))
-    return _as(b, result, node.output.type.dtype)
-
-
-def _as(b: Builder, value: Value, dtype: DType) -> Value:
-    return value if value.type.dtype is dtype else emit(b, "cast", value, to=dtype)
+        result = emit(b, "add", result, in_type(b, bias, F32))
+    return in_type(b, result, node.output.type.dtype)
