@@ -12,6 +12,7 @@ from aot.backend.cuda.attend import emit_attend, emit_attend_parts, lacks_attent
 from aot.backend.cuda.code import FLOAT8, has_type
 from aot.backend.cuda.contract import emit_contract
 from aot.backend.cuda.loops import emit_loops
+from aot.backend.cuda.packed import emit_packed
 from aot.backend.cuda.recur import emit_recurrence
 from aot.backend.cuda.running import RUNNING, emit_running
 from aot.backend.cuda.scans import emit_scan
@@ -107,7 +108,7 @@ class CudaBackend:
         if kernel.root is None:
             return emit_loops(kernel, target)
         if isinstance(kernel.root, ContractRoot):
-            return emit_contract(kernel, target)
+            return emit_contract(kernel, target) if kernel.root.weight is None else emit_packed(kernel, target)
         if isinstance(kernel.root, WindowRoot):
             return emit_window(kernel, target)
         if isinstance(kernel.root, AttendRoot):

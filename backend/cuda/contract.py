@@ -251,6 +251,9 @@ class _Contract:
             return whole * wave(most) + (wave(-(-rest // processors)) if rest else 0)
 
         tiles: tuple[Tile, ...] = {F32: SINGLE_TILES, I8: BYTE_TILES, F8E4M3: FLOAT8_TILES}.get(operand, TILES)
+        if operand == I8 and "tensor_copies" not in self.target.features:
+            # Operands lie in registers there: of the largest tile, too many.
+            tiles = tuple(tile for tile in tiles if tile.rows * tile.columns <= 128 * 128)
         if self._has_wide_epilogue():
             # The epilogue's own values live beside the sums: with more of those, registers spill.
             tiles = tuple(tile for tile in tiles if tile.rows * tile.columns <= MOST_SUMS * 32 * tile.warps)

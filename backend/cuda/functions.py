@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
+
 from aot.backend.cuda.code import FLOAT8, memory_type, register_dtype, register_type
 from aot.dtypes import BF16, F16, F32, DType
 from aot.errors import CompilerError
@@ -32,7 +34,7 @@ _OF_LANGUAGE = {
     "erf": "tl.erf", "floor": "tl.floor", "ceil": "tl.ceil", "abs": "tl.abs",
 }  # fmt: skip
 _OF_NARROW = frozenset({"erf", "tanh"})
-"""Functions with a form for results of 16 bits, of half as many instructions or fewer."""
+"""Functions with a form for results of 16 bits and less, of half as many instructions or fewer."""
 
 _EXACT = {"div": "quotient", "sqrt": "root"}
 """Functions that IEEE defines to the last bit, which the language's own do not give."""
@@ -79,6 +81,13 @@ HELPERS: Mapping[str, str] = {
         "    else:\n"
         "        q = a / b\n"
         "    return q\n"
+    ),
+    # By a constant c whose reciprocal is r: one step of correction gives the last bit (Markstein, 1990), unless what is
+    # left over has no such bits: then the quotient is below 2^-40.
+    "quotient_by": (
+        "def quotient_by(a, c, r):\n"
+        "    q = a * r\n"
+        "    return tl.where(tl.abs(q) < 1e30, tl.fma(tl.fma(-q, c, a), r, q), q)\n"
     ),
     "root": (
         "def root(x):\n"
@@ -279,10 +288,13 @@ def used_helpers(text: str) -> list[str]:
     return [name for name in HELPERS if re.search(rf"(?<![.\w]){name}\b", text)]
 
 
-def call(expr: Expr, operands: Sequence[str], is_narrow: bool = False) -> str:
-    """A FUNCTIONS entry applied to values in registers; `is_narrow`: all is rounded to 16 bits."""
+def call(expr: Expr, operands: Sequence[str], is_narrow: bool = False, is_short: bool = False) -> str:
+    """A FUNCTIONS entry applied to values in registers.
+
+    `is_narrow`: all is rounded to 16 bits; `is_short`: to 16 bits or fewer, where each last bit of a quotient decides.
+    """
     name = expr.op
-    if is_narrow and name in _OF_NARROW and register_dtype(expr.dtype) == F32:
+    if is_short and name in _OF_NARROW and register_dtype(expr.dtype) == F32:
         return f"{name}_16({operands[0]})"
     of = register_dtype(expr.args[-1].dtype)
     if name == "cast":
@@ -315,6 +327,19 @@ def call(expr: Expr, operands: Sequence[str], is_narrow: bool = False) -> str:
     if not is_narrow and name in _EXACT and any(arg.op != "const" for arg in expr.args):  # numbers are Python's
         return f"{_EXACT[name]}({', '.join(operands)})"
     return _float_call(name, of, operands)
+
+
+def scaled(expr: Expr, operand: str) -> str | None:
+    """What a number is quantized from, its quotient by a constant of middling size; None for what is none.
+
+    `expr`: the quotient; right to the last bit where that decides to which neighbour the number is rounded.
+    """
+    if expr.op != "div" or expr.dtype != F32 or expr.args[1].op != "const":
+        return None
+    scale = np.float32(expr.args[1].payload)
+    if not 2.0**-60 <= abs(scale) <= 2.0**60:
+        return None
+    return f"quotient_by({operand}, {float(scale)!r}, {float(np.float32(1) / scale)!r})"
 
 
 def _integer_call(name: str, operands: Sequence[str]) -> str:

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from aot import dims as dimension
 from aot.backend.affine import Affine, affine_of
 from aot.backend.cuda.code import FLOAT8, Code, DimTable, literal, memory_type, register_dtype
-from aot.backend.cuda.functions import call, convert, encoded
+from aot.backend.cuda.functions import call, convert, encoded, scaled
 from aot.backend.nest import free_axes
 from aot.dtypes import BF16, F16, I8, I64, U8, DType
 from aot.errors import CompilerError
 from aot.expr import Expr, walk
 from aot.kernel import Kernel, Store
+from aot.ops.quantized import FLOAT8_MOST
 
 BYTES = (I8, U8)
 """Integers that tensor cores multiply."""
@@ -48,6 +49,7 @@ class Renderer:
         sizes = [dimension.bounds(o.type.elements)[1] for o in (*kernel.inputs, *kernel.outputs)]
         sizes += [dimension.bounds(axis.extent)[1] for axis in kernel.axes]
         self.is_narrow = all(o.type.dtype in (F16, BF16) for o in kernel.outputs)
+        self.is_short = all(map(_is_short, kernel.stores)) and bool(kernel.stores)
         self.is_wide = any(size > LARGEST_INDEX for size in sizes)
         self.index_type = "tl.int64" if self.is_wide else "tl.int32"
 
@@ -169,7 +171,18 @@ class Scope:
             return self.define(f"({left} {sign} {right})")
         # What is computed of places alone decides what is read: no bit of it is spared.
         is_narrow = self.renderer.is_narrow and any(node.op in ("load", "root") for node in walk(expr))
-        return self.define(call(expr, [self.value(a) for a in expr.args], is_narrow))
+        is_short = self.renderer.is_short and any(node.op in ("load", "root") for node in walk(expr))
+        operands = [self._quantized(expr) or self.value(expr.args[0]), *map(self.value, expr.args[1:])]
+        return self.define(call(expr, operands, is_narrow, is_narrow or is_short))
+
+    def _quantized(self, expr: Expr) -> str | None:
+        """The quotient that is rounded, or bounded, to make a quantized number of it; None of another expression."""
+        is_bounded = expr.op == "min" and expr.args[1].op == "const" and expr.args[1].payload in FLOAT8_MOST.values()
+        if self.renderer.is_narrow or not (expr.op == "round" or is_bounded) or self.is_known(expr.args[0]):
+            return None
+        inner = expr.args[0]
+        text = scaled(inner, self.value(inner.args[0])) if inner.op == "div" else None
+        return None if text is None else self.define(text)
 
     def _in_tile(self, expr: Expr) -> bool:
         """Whether an expression differs among the places of a tile: else it is a single number."""
@@ -318,6 +331,13 @@ class Scope:
 
 def _is_zero(expr: Expr) -> bool:
     return expr.op == "const" and not expr.payload
+
+
+def _is_short(store: Store) -> bool:
+    """Whether a store's value is rounded to 16 bits or fewer, as a float or by an op that quantizes."""
+    if store.value.dtype in BYTES:
+        return any(node.op == "round" for node in walk(store.value))
+    return store.value.dtype in (F16, BF16, *FLOAT8)
 
 
 def _is_filled(expr: Expr) -> bool:
