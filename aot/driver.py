@@ -19,12 +19,12 @@ from aot.backend.base import Backend, Built
 from aot.control import has_control
 from aot.dims import typical
 from aot.errors import TargetError, UnsupportedError
-from aot.host_steps import host_target, place_host_steps
+from aot.host_steps import Placed, host_target, place_host_steps
 from aot.ir import Graph
 from aot.offsets import DEFAULT_NODE_BUDGET
 from aot.options import Binding, CompileOptions, DimRange
 from aot.partition import FlowChart, partition
-from aot.passes import Context, Pass, PassManager, check_disable
+from aot.passes import Context, Pass, PassManager, Rewrites, check_disable
 from aot.pipeline import CORE_PASSES, PIPELINE, TARGET_PASSES
 from aot.program import HostStep, Program
 from aot.target import Target
@@ -46,6 +46,7 @@ class BuildReport:
     refusals: tuple[tuple[str, str, str], ...] = ()
     notes: tuple[str, ...] = ()
     host_steps: tuple[tuple[str, HostStep], ...] = ()  # with the target of their program
+    rewrites: dict[str, Rewrites] = field(default_factory=dict)  # of each variant, over all targets
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -54,6 +55,41 @@ class BuildReport:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program before its code is made: its blocks as the passes leave them, kernels in their final order.
+
+    `source` is the model's graph as it was read, `sources` are its blocks; a program without control has one.
+    `rewrites` counts on over the targets.
+    """
+
+    variant: str
+    target: Target
+    backend: Backend
+    placed: Placed
+    source: Graph
+    sources: Sequence[Graph]
+    cores: Sequence[Graph]
+    ordered: Sequence[Graph]
+    units: Sequence[tuple[Backend, Target]]
+    context: Context
+
+    @property
+    def rewrites(self) -> Rewrites:
+        return self.context.rewrites
+
+    @property
+    def label(self) -> str:
+        return f"{self.target.name}{' ' + self.variant if self.variant else ''}"
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The IR text of each block, by the name that it has in the artifact."""
+        return {
+            _block_label(self.label, n, self.placed.chart): print_graph(block) for n, block in enumerate(self.ordered)
+        }
 
 
 def compile(
@@ -91,48 +127,37 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
     tell("read", str(model) if isinstance(model, (str, os.PathLike)) else "model")
     with report.stage("read"):
         graphs, info, applied = _read(model, options)
-    is_quantized = options.quantization is not None or any(has_8bit_products(graph) for _, graph in graphs)
-    targets = resolve_targets(options, quantized=is_quantized)
+    targets = _targets(graphs, options)
     programs: list[Program] = []
     debug: dict[str, str] = {}
-    contexts: list[Context] = []
-    for graph, variant_name, variant in _variants(graphs, applied):
-        with report.stage("transform"):
-            context = Context(options=variant, target=targets[0][1], backend=targets[0][0])
-            contexts.append(context)
-            graph, chart, blocks, context = _blocks(graph, context)
-            run = partial(_run, CORE_PASSES, context, "transform", tell)
-            cores = [run(block) for block in blocks]
-        for backend, hardware in targets:
-            placed = place_host_steps(graph, chart, cores, backend, hardware, allowed=options.host_steps)
-            with report.stage("fuse and plan"):
-                here = (backend, hardware)
-                units = [_host(options) if placed.is_host(n) else here for n in range(len(placed.blocks))]
-                ordered = [
-                    _run(TARGET_PASSES, replace(context, target=unit, backend=by), "fuse and plan", tell, core)
-                    for core, (by, unit) in zip(placed.blocks, units, strict=True)
-                ]
-                assembled = [
-                    assemble(block, by, unit, variant=variant_name, node_budget=DEFAULT_NODE_BUDGET)
-                    for block, (by, unit) in zip(ordered, units, strict=True)
-                ]
-            built = _with_code(assembled, units, options, report, tell)
-            if placed.chart is None:
-                programs.extend(built)
-            else:
-                programs.append(
-                    assemble_flow(placed.graph, placed.chart, built, hardware, variant=variant_name, host=placed.host)
-                )
-            report.host_steps += tuple((hardware.name, step) for step in placed.host)
-            label = f"{hardware.name}{' ' + variant_name if variant_name else ''}"
-            debug |= {_block_label(label, n, placed.chart): print_graph(block) for n, block in enumerate(ordered)}
-            if not report.figures:
-                report.figures = figures(blocks, cores, ordered, assembled)
+    contexts: dict[str, Context] = {}  # by variant
+    for each in _lowered(graphs, applied, targets, report, tell):
+        contexts[each.variant] = each.context
+        with report.stage("fuse and plan"):
+            assembled = [
+                assemble(block, by, unit, variant=each.variant, node_budget=DEFAULT_NODE_BUDGET)
+                for block, (by, unit) in zip(each.ordered, each.units, strict=True)
+            ]
+        built = _with_code(assembled, each.units, options, report, tell)
+        placed, target = each.placed, each.target
+        if placed.chart is None:
+            programs.extend(built)
+        else:
+            programs.append(
+                assemble_flow(placed.graph, placed.chart, built, target, variant=each.variant, host=placed.host)
+            )
+        report.host_steps += tuple((target.name, step) for step in placed.host)
+        debug |= each.texts
+        if not report.figures:
+            report.figures = figures(each.sources, each.cores, each.ordered, assembled)
     programs = _shared_state(programs)
     report.refusals = tuple(
-        dict.fromkeys((r.rule, r.where, r.reason) for context in contexts for r in context.diagnostics.refusals)
+        dict.fromkeys(
+            (r.rule, r.where, r.reason) for context in contexts.values() for r in context.diagnostics.refusals
+        )
     )
-    report.notes = tuple(dict.fromkeys((*info.warnings, *(n for c in contexts for n in c.diagnostics.notes))))
+    report.notes = tuple(dict.fromkeys((*info.warnings, *(n for c in contexts.values() for n in c.diagnostics.notes))))
+    report.rewrites = {variant: context.rewrites for variant, context in contexts.items()}
     tell("write", "artifact")
     with report.stage("write"):
         meta = _meta(options, info, report, targets)
@@ -145,6 +170,48 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
         )
     artifact.report = report
     return artifact
+
+
+def lower(model: Any, options: CompileOptions) -> Iterator[Lowered]:
+    """The programs that `compile` would make, in its order, as graphs of kernels: no code is made.
+
+    Raises as `compile`. Custom operators: those of `aot.custom.use` around the iteration.
+    """
+    check_disable(PIPELINE, options.disable)
+    graphs, _, applied = _read(model, options)
+    yield from _lowered(graphs, applied, _targets(graphs, options), BuildReport(), lambda stage, detail: None)
+
+
+def _targets(graphs: Sequence[tuple[str, Graph]], options: CompileOptions) -> list[tuple[Backend, Target]]:
+    """Backends and targets of a build; what a bare backend stands for depends on the model."""
+    is_quantized = options.quantization is not None or any(has_8bit_products(graph) for _, graph in graphs)
+    return resolve_targets(options, quantized=is_quantized)
+
+
+def _lowered(
+    graphs: Sequence[tuple[str, Graph]],
+    options: CompileOptions,
+    targets: Sequence[tuple[Backend, Target]],
+    report: BuildReport,
+    tell: Progress,
+) -> Iterator[Lowered]:
+    """Every program to make, through all passes: each variant for each target. `options` are for the passes."""
+    for graph, variant_name, variant in _variants(graphs, options):
+        with report.stage("transform"):
+            context = Context(options=variant, target=targets[0][1], backend=targets[0][0])
+            graph, chart, blocks, context = _blocks(graph, context)
+            run = partial(_run, CORE_PASSES, context, "transform", tell)
+            cores = [run(block) for block in blocks]
+        for backend, hardware in targets:
+            placed = place_host_steps(graph, chart, cores, backend, hardware, allowed=options.host_steps)
+            with report.stage("fuse and plan"):
+                here = (backend, hardware)
+                units = [_host(options) if placed.is_host(n) else here for n in range(len(placed.blocks))]
+                ordered = [
+                    _run(TARGET_PASSES, replace(context, target=unit, backend=by), "fuse and plan", tell, core)
+                    for core, (by, unit) in zip(placed.blocks, units, strict=True)
+                ]
+            yield Lowered(variant_name, hardware, backend, placed, graph, blocks, cores, ordered, units, context)
 
 
 def _shared_state(programs: Sequence[Program]) -> list[Program]:
