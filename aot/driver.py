@@ -20,12 +20,14 @@ from aot.backend.base import Backend, Built
 from aot.control import has_control
 from aot.dims import typical
 from aot.errors import OptionError, TargetError
-from aot.host_steps import host_target, place_host_steps
+from aot.host_steps import Placed, host_target, place_host_steps
 from aot.ir import Graph
 from aot.offsets import DEFAULT_NODE_BUDGET
+from aot.ops.contract import MATMULS
+from aot.ops.window import CONVS
 from aot.options import Binding, CompileOptions, DimRange
 from aot.partition import FlowChart, partition
-from aot.passes import Context, Pass, PassManager, check_disable
+from aot.passes import Context, Pass, PassManager, Rewrites, check_disable
 from aot.pipeline import CORE_PASSES, PIPELINE, TARGET_PASSES
 from aot.program import HostStep, Program
 from aot.quantization import FORMS, Quantization
@@ -48,7 +50,9 @@ class BuildReport:
     seconds: dict[str, float] = field(default_factory=dict)
     refusals: tuple[tuple[str, str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    products: tuple[Mapping[str, str], ...] = ()  # of a program with quantized ones: node, op and form of each
     host_steps: tuple[tuple[str, HostStep], ...] = ()  # with the target of their program
+    rewrites: dict[str, Rewrites] = field(default_factory=dict)  # of each variant, over all targets
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -57,6 +61,41 @@ class BuildReport:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program before its code is made: its blocks as the passes leave them, kernels in their final order.
+
+    `source` is the model's graph as it was read, `sources` are its blocks; a program without control has one.
+    `rewrites` counts on over the targets.
+    """
+
+    variant: str
+    target: Target
+    backend: Backend
+    placed: Placed
+    source: Graph
+    sources: Sequence[Graph]
+    cores: Sequence[Graph]
+    ordered: Sequence[Graph]
+    units: Sequence[tuple[Backend, Target]]
+    context: Context
+
+    @property
+    def rewrites(self) -> Rewrites:
+        return self.context.rewrites
+
+    @property
+    def label(self) -> str:
+        return f"{self.target.name}{' ' + self.variant if self.variant else ''}"
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The IR text of each block, by the name that it has in the artifact."""
+        return {
+            _block_label(self.label, n, self.placed.chart): print_graph(block) for n, block in enumerate(self.ordered)
+        }
 
 
 def compile(
@@ -127,15 +166,79 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
     tell("read", str(model) if isinstance(model, (str, os.PathLike)) else "model")
     with report.stage("read"):
         graphs, info, applied = _read(model, options)
-    is_quantized = options.quantization is not None or any(has_8bit_products(graph) for _, graph in graphs)
-    targets = resolve_targets(options, quantized=is_quantized)
+    targets = _targets(graphs, options)
     programs: list[Program] = []
     debug: dict[str, str] = {}
-    contexts: list[Context] = []
-    for graph, variant_name, variant in _variants(graphs, applied):
+    contexts: dict[str, Context] = {}  # by variant
+    for each in _lowered(graphs, applied, targets, report, tell):
+        contexts[each.variant] = each.context
+        with report.stage("fuse and plan"):
+            assembled = [
+                assemble(block, by, unit, variant=each.variant, node_budget=DEFAULT_NODE_BUDGET)
+                for block, (by, unit) in zip(each.ordered, each.units, strict=True)
+            ]
+        built = _with_code(assembled, each.units, options, report, tell)
+        placed, target = each.placed, each.target
+        if placed.chart is None:
+            programs.extend(built)
+        else:
+            programs.append(
+                assemble_flow(placed.graph, placed.chart, built, target, variant=each.variant, host=placed.host)
+            )
+        report.host_steps += tuple((target.name, step) for step in placed.host)
+        debug |= each.texts
+        report.products = report.products or forms(each.ordered)
+        if not report.figures:
+            report.figures = figures(each.sources, each.cores, each.ordered, assembled)
+    programs = _shared_state(programs)
+    report.refusals = tuple(
+        dict.fromkeys(
+            (r.rule, r.where, r.reason) for context in contexts.values() for r in context.diagnostics.refusals
+        )
+    )
+    report.notes = tuple(dict.fromkeys((*info.warnings, *(n for c in contexts.values() for n in c.diagnostics.notes))))
+    report.rewrites = {variant: context.rewrites for variant, context in contexts.items()}
+    tell("write", "artifact")
+    with report.stage("write"):
+        meta = _meta(options, info, report, targets)
+        artifact = Artifact.build(
+            programs,
+            meta=meta,
+            weights=options.weights,  # type: ignore[arg-type]  # checked by CompileOptions
+            debug=None if options.strip_debug else debug,
+            external_name=external_name,
+        )
+    artifact.report = report
+    return artifact
+
+
+def lower(model: Any, options: CompileOptions) -> Iterator[Lowered]:
+    """The programs that `compile` would make, in its order, as graphs of kernels: no code is made.
+
+    Raises as `compile`. Custom operators: those of `aot.custom.use` around the iteration.
+    """
+    check_disable(PIPELINE, options.disable)
+    graphs, _, applied = _read(model, options)
+    yield from _lowered(graphs, applied, _targets(graphs, options), BuildReport(), lambda stage, detail: None)
+
+
+def _targets(graphs: Sequence[tuple[str, Graph]], options: CompileOptions) -> list[tuple[Backend, Target]]:
+    """Backends and targets of a build; what a bare backend stands for depends on the model."""
+    is_quantized = options.quantization is not None or any(has_8bit_products(graph) for _, graph in graphs)
+    return resolve_targets(options, quantized=is_quantized)
+
+
+def _lowered(
+    graphs: Sequence[tuple[str, Graph]],
+    options: CompileOptions,
+    targets: Sequence[tuple[Backend, Target]],
+    report: BuildReport,
+    tell: Progress,
+) -> Iterator[Lowered]:
+    """Every program to make, through all passes: each variant for each target. `options` are for the passes."""
+    for graph, variant_name, variant in _variants(graphs, options):
         with report.stage("transform"):
             context = Context(options=variant, target=targets[0][1], backend=targets[0][0])
-            contexts.append(context)
             graph, chart, blocks, context = _blocks(graph, context)
             run = partial(_run, CORE_PASSES, context, "transform", tell)
             cores = [run(block) for block in blocks]
@@ -149,39 +252,7 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
                     _run(TARGET_PASSES, replace(context, target=unit, backend=by), "fuse and plan", tell, core)
                     for core, (by, unit) in zip(placed.blocks, units, strict=True)
                 ]
-                assembled = [
-                    assemble(block, by, unit, variant=variant_name, node_budget=DEFAULT_NODE_BUDGET)
-                    for block, (by, unit) in zip(ordered, units, strict=True)
-                ]
-            built = _with_code(assembled, units, options, report, tell)
-            if placed.chart is None:
-                programs.extend(built)
-            else:
-                programs.append(
-                    assemble_flow(placed.graph, placed.chart, built, hardware, variant=variant_name, host=placed.host)
-                )
-            report.host_steps += tuple((hardware.name, step) for step in placed.host)
-            label = f"{hardware.name}{' ' + variant_name if variant_name else ''}"
-            debug |= {_block_label(label, n, placed.chart): print_graph(block) for n, block in enumerate(ordered)}
-            if not report.figures:
-                report.figures = figures(blocks, cores, ordered, assembled)
-    programs = _shared_state(programs)
-    report.refusals = tuple(
-        dict.fromkeys((r.rule, r.where, r.reason) for context in contexts for r in context.diagnostics.refusals)
-    )
-    report.notes = tuple(dict.fromkeys((*info.warnings, *(n for c in contexts for n in c.diagnostics.notes))))
-    tell("write", "artifact")
-    with report.stage("write"):
-        meta = _meta(options, info, report, targets)
-        artifact = Artifact.build(
-            programs,
-            meta=meta,
-            weights=options.weights,  # type: ignore[arg-type]  # checked by CompileOptions
-            debug=None if options.strip_debug else debug,
-            external_name=external_name,
-        )
-    artifact.report = report
-    return artifact
+            yield Lowered(variant_name, hardware, backend, placed, graph, blocks, cores, ordered, units, context)
 
 
 def _shared_state(programs: Sequence[Program]) -> list[Program]:
@@ -403,6 +474,23 @@ def figures(
     }
 
 
+def forms(ordered: Sequence[Graph]) -> tuple[Mapping[str, str], ...]:
+    """Node, op and form of every matrix product and convolution; nothing where all are of floats."""
+    found: list[Mapping[str, str]] = []
+    for graph in ordered:
+        for kernel in graph.nodes:
+            for node in kernel.regions[0].nodes if kernel.op == "kernel" else ():
+                if node.op not in MATMULS and node.op not in CONVS:
+                    continue
+                form = "float"
+                if node.op.endswith("_8bit"):
+                    form = "fp8" if node.operands[0].type.dtype.is_float else "int8"
+                elif node.op == "matmul_packed":
+                    form = f"int{node.attrs['bits']}-weights"
+                found.append({"node": ", ".join(node.locs[:1]), "op": node.op.partition("_")[0], "form": form})
+    return tuple(found) if any(item["form"] != "float" for item in found) else ()
+
+
 def _meta(
     options: CompileOptions, info: frontend.ImportInfo, report: BuildReport, targets: Sequence[tuple[Backend, Target]]
 ) -> Mapping[str, Any]:
@@ -425,6 +513,7 @@ def _meta(
         **({"host_steps": _host_meta(report)} if report.host_steps else {}),
         **({"operators": operators} if operators else {}),
         "options": options.to_json(),
+        **({"products": list(report.products)} if report.products else {}),
         **({"quantization": options.quantization.summary()} if options.quantization is not None else {}),
         "precisions": {
             target.name: options.precision if options.precision in backend.precisions else "fp32"
