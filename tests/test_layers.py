@@ -35,7 +35,7 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(("aot.transforms", "aot.frontend", "aot.backend", "aot.artifacts"), 3),
     "aot.pipeline": 4,
     **dict.fromkeys(
-        ("aot.assemble", "aot.driver", "aot.host_steps", "aot.calibrate", "aot.ledger", "aot.quantizer",
+        ("aot.assemble", "aot.driver", "aot.host_steps", "aot.calibrate", "aot.ledger", "aot.product_times", "aot.quantizer",
             "aot.quantize",
             "aot.samples",
         ), 5
