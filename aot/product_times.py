@@ -1,4 +1,4 @@
-"""What products take as floats and quantized: measured on this machine's CPU, or modelled for a GPU that is not here."""
+"""What products take as floats and quantized: measured on this machine's CPU, or modelled for a GPU."""
 
 from __future__ import annotations
 

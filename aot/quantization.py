@@ -114,7 +114,8 @@ _ARRAYS = ("balance", "means", "weight", "weight_scale")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A line of the ledger. Errors are of the model's outputs, on the data measured; times are of one run (see Quantization.timed).
+    """A line of the ledger. Errors are of the model's outputs, on the data measured; times of one run: see
+    Quantization.timed.
 
     alone: the error with this product quantized and nothing else. running: with it and all that stand before it in the
     order of `alone`, the least first. weight_snr_db, input_snr_db: of the rounding itself. saturated: the share of the

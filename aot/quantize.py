@@ -40,7 +40,8 @@ def quantize(
     it, to calibrate with where there is no `calibration`, and to measure errors on, with up to `measured_samples` of
     it. `accuracy_budget`: as aot.metrics.parse_budget reads it; the default is DEFAULT_BUDGET. `options`: of the build,
     which say what the model is (dims, values), and whose times count: of this machine's CPU, measured, or of a GPU,
-    modelled, where only GPUs are asked for. `allow_slower`: quantize also what is no faster, for its size. Without data nothing is measured: all that can be quantized is.
+    modelled, where only GPUs are asked for. `allow_slower`: quantize also what is no faster, for its size. Without data
+    nothing is measured: all that can be quantized is.
     Raises OptionError where a method needs data and there is none, and for data that does not fit.
     """
     tell = tell or (lambda stage, detail: None)
