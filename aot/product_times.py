@@ -84,7 +84,7 @@ def modelled_times(products: Sequence[Product], record: Quantization, target: Ta
         plain[product.name] = max(flops / rate, (inputs * each + weights * each + outputs * each) / memory)
         kind = node.form.removesuffix("-dynamic")
         left, right = _BYTES[kind]
-        has_unit = kind == "int8" or (kind == "fp8" and "fp8" in target.features)
+        has_unit = kind == "int8" or (kind == "fp8" and "float8" in target.features)
         fast_rate = 2 * tensor if has_unit and product.groups == 1 else rate
         moved = inputs * (left or each) + weights * right + outputs * each
         extra = inputs * (each + left) / memory if node.form.endswith("-dynamic") else 0.0

@@ -68,7 +68,7 @@ def lower_quantized(graph: Graph, context: Context) -> Graph:
 def product_rules(context: Context) -> tuple[Rule, ...]:
     """The rules of products, for the types that the backend takes."""
     left, right = context.eight_bit_operands
-    products = _Products(left, right, "fp8" in context.target.features)
+    products = _Products(left, right, "float8" in context.target.features)
     return (
         rule(op("matmul"), check=products.check_matmul, measure=_float_products, exact=False, name="product_in_8_bits")(
             products.matmul
