@@ -63,6 +63,10 @@ def _types(isa: Isa) -> str:
             f"typedef {name} hm_{name} __attribute__((vector_size({isa.vector_bytes}), aligned(8), may_alias));"
         )
         lines.append(f"typedef union {{ v_{name} v; h_{name} h[2]; }} hh_{name};")
+    if not isa.is_wide:
+        lines.append("typedef i64 v_half __attribute__((vector_size(16)));")
+        lines.append("typedef i64 v_quads __attribute__((vector_size(32)));")
+        lines.append("typedef u8 v_bytes __attribute__((vector_size(32)));")
     return "\n".join([*lines, *word_types(isa)]) + "\n"
 
 
@@ -99,11 +103,12 @@ def _memory(isa: Isa) -> str:
         "  return (iota_i32(0) >= splat_i32((i32)lo)) & (iota_i32(0) < splat_i32((i32)hi)); }\n"
     )
     out.append("static v_i32 splat_bool(i32 x) { return -x - (v_i32){}; }\n")
+    out.append(_bytes(isa))
     # Truth values: bytes 0 and 1 in memory; any other byte counts as true.
     out.append("static i32 get_bool(const u8 *p) { return *p != 0; }\n")
     out.append("static void put_bool(u8 *p, i32 x) { *p = (u8)(x != 0); }\n")
-    out.append("static v_i32 mask_bool(v_u8 v) { return __builtin_convertvector(v != 0, v_i32); }\n")
-    out.append("static v_u8 bytes_bool(v_i32 m) { return __builtin_convertvector(m & 1, v_u8); }\n")
+    out.append("static v_i32 mask_bool(v_u8 v) { return widen_i8_i32((v_i8)(v != 0)); }\n")
+    out.append("static v_u8 bytes_bool(v_i32 m) { return narrow_i32_u8(m & 1); }\n")
     out.append("static v_i32 load_bool(const u8 *p) { return mask_bool(load_u8(p)); }\n")
     out.append("static v_i32 loadn_bool(const u8 *p, i64 n) { return mask_bool(loadn_u8(p, n)); }\n")
     out.append("static v_i32 loadr_bool(const u8 *p, i64 lo, i64 hi) { return mask_bool(loadr_u8(p, lo, hi)); }\n")
@@ -187,6 +192,31 @@ def _overflow(mantissa: int, bias: int, most: int) -> int:
     return bits if most % 2 == 0 else bits + 1  # halves go to the even code
 
 
+def _bytes(isa: Isa) -> str:
+    """widen_i8_i32, narrow_i32_i8 and the same of u8; compilers convert such vectors byte by byte."""
+    out: list[str] = []
+    for name, sign in (("i8", "s"), ("u8", "z")):
+        if isa.is_wide:
+            source, narrow = "v", f'v_{name} r; __asm__("vpmovdb %1, %0" : "=v"(r) : "v"(v)); return r;'
+        else:
+            # Blocks of 8 bytes are no operands of instructions.
+            source = "((v_half){(i64)v, 0})"
+            order = ", ".join(map(str, [*range(0, 32, 4)] * 4))
+            narrow = (
+                "const v_bytes b = (v_bytes)v;\n#ifdef __clang__\n"
+                f"  const v_quads r = (v_quads)__builtin_shufflevector(b, b, {order});\n#else\n"
+                f"  const v_quads r = (v_quads)__builtin_shuffle(b, (v_bytes){{{order}}});\n#endif\n"
+                f"  return (v_{name})r[0];"
+            )
+        constraint = "v" if isa.is_wide else "x"
+        out.append(
+            f'static v_i32 widen_{name}_i32(v_{name} v) {{ v_i32 r; __asm__("vpmov{sign}xbd %1, %0" :'
+            f' "={constraint}"(r) : "{constraint}"({source})); return r; }}\n'
+            f"static v_{name} narrow_i32_{name}(v_i32 v) {{ {narrow} }}\n"
+        )
+    return "".join(out)
+
+
 def _partial(isa: Isa, name: str, width: int) -> str:
     """loadr: only lanes lo to hi (exclusive) are read, the others are zero; loadn: from 0 to n. storen alike."""
     load = f"static v_{name} loadr_{name}(const {name} *p, i64 lo, i64 hi) {{ "
@@ -239,7 +269,7 @@ def _selection(isa: Isa) -> str:
     out: list[str] = ["static v_i32 select_bool(v_i32 m, v_i32 a, v_i32 b) { return (m & a) | (~m & b); }\n"]
     for name, width in WIDTHS.items():
         mask = f"i{8 * width}"
-        wide = "m" if width == 4 else f"__builtin_convertvector(m, v_{mask})"
+        wide = "m" if width == 4 else "narrow_i32_i8(m)" if width == 1 else f"__builtin_convertvector(m, v_{mask})"
         out.append(
             f"static v_{name} select_{name}(v_i32 m, v_{name} a, v_{name} b) {{ const v_{mask} k = {wide};\n"
             f"  return (v_{name})((k & (v_{mask})a) | (~k & (v_{mask})b)); }}\n"
