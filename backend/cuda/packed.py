@@ -5,6 +5,10 @@ an f32 by two instructions: its bits are cut out, where they lie in the word's l
 whose last bit counts 1; then 2^23, and the zero point as often as the place of the number says, are taken away. What is
 left is the number times a power of two, exactly; its inverse goes into the other factor.
 
+Beside a factor in f16 one instruction suffices: the bits that were cut out are those of an f32 of less than 2^-125, the
+number times a power of two again, and so small that the factor can take the inverse and stay finite, being below 2^17.
+The zero points are then taken away from the sums of words. (An infinite factor makes NaN.)
+
 Few rows are a stream, bound by the bytes of the weight: each program holds some columns whole, in registers, before its
 predecessors have ended. More rows are tiles on tensor cores, for which the weight becomes 16 bits wide.
 """
@@ -42,6 +46,11 @@ MOST_LINES = 32
 
 MOST_WARPS = 8
 MAGIC = 0x4B000000  # the bits of 2^23 as f32
+SMALL_BITS = 24
+"""Bits of a whole number that, as an f32, is that number times 2^-149."""
+
+SHIFT = 100
+"""The power of two in a factor in f16: products are numbers times 2^-49."""
 
 
 def emit_packed(kernel: Kernel, target: Target, schedule: Tile | Stream | None = None) -> Emitted:
@@ -120,15 +129,23 @@ class _Packed(_Contract):
         """Which half of a word, and which place of it, a number has."""
         return divmod(number, self.numbers // 2)
 
-    def _decoded(self, number: int, offset: str) -> str:
+    def _decoded(self, number: int, offset: str, magic: str = str(MAGIC)) -> str:
         """The text of a number of every word, times the power of two of its place."""
         half, place = self._place(number)
         bits = ((1 << self.weight.bits) - 1) << self.weight.bits * place
-        return f"(((words{' >> 16' if half else ''}) & {bits}) | {MAGIC}).to(tl.float32, bitcast=True) - {offset}"
+        return f"(((words{' >> 16' if half else ''}) & {bits}) | {magic}).to(tl.float32, bitcast=True) - {offset}"
 
     def _factor(self, number: int) -> float:
         """The inverse of the power of two of a number's place."""
         return 1 / (1 << self.weight.bits * self._place(number)[1])
+
+    def _small(self, number: int) -> tuple[str, int]:
+        """The text of a number of every word times 2^-149 and a power of two; which power."""
+        at, bits = self.weight.bits * number, (1 << self.weight.bits) - 1
+        if at + self.weight.bits <= SMALL_BITS:
+            return f"(words & {bits << at}).to(tl.float32, bitcast=True)", at
+        cut = f"(words >> {at})" if at + self.weight.bits == WORD_BITS else f"((words >> {at}) & {bits})"
+        return f"{cut}.to(tl.float32, bitcast=True)", 0
 
     # Streams.
 
@@ -249,28 +266,54 @@ class _Packed(_Contract):
             a = scope.define(f"tl.broadcast_to({scope.value(cast(root.a, F32))}, {shape})")
             if mask is not None and root.a.op != "load":
                 a = scope.define(f"tl.where({mask}, {a}, 0.0)")
-            halves = numbers.bit_length() - 1
-            code.line(f"x{m} = tl.reshape({a}, ({cut.deep}, {cut.together}, {LANES}, {'2, ' * halves}))")
-            names = [f"x{m}"]
-            for _ in range(halves):
-                names = [f"{name}_{bit}" for bit in range(2) for name in names]
-                for name in names[: len(names) // 2]:
-                    parent = name.removesuffix("_0")
-                    code.line(f"{parent}_0, {parent}_1 = tl.split({parent})")
-            for number, name in enumerate(names):
-                factor = self._factor(number)
-                by = "" if factor == 1 else f" * {factor!r}"
-                code.line(f"x{m}{number} = tl.expand_dims(tl.permute({name}, (1, 2, 0)), 0){by}")
+            self._split_line(m, a)
+        if self._multiplied() == F16:
+            self._add_small(sign)
+            return
+        code.line(f"magic = tl.program_id(1) + {MAGIC}")  # a register, which one instruction takes beside a constant
         for place in range(numbers // 2):
             code.line(f"offset{place} = {self._offset(place)}")
         for number in range(numbers):
             _, place = self._place(number)
-            code.line(f"number = {self._decoded(number, f'offset{place}')}")
+            code.line(f"number = {self._decoded(number, f'offset{place}', 'magic')}")
             for m in range(self.rows):
-                code.line(f"total{m} {'=' if number == 0 else '+='} number * x{m}{number}")
+                factor = f"x{m}{number} * {self._factor(number)!r}"
+                code.line(f"total{m} {'=' if number == 0 else '+='} number * ({factor})")
         scale = " * scale" if self.blocks > 1 else ""
         for m in range(self.rows):
             code.line(f"sum{m} {sign} total{m}{scale}")
+
+    def _split_line(self, m: int, a: str) -> None:
+        """Writes what a row's values are multiplied by each number of a word: x, row, number."""
+        code, cut, halves = self.code, self.cut, self.numbers.bit_length() - 1
+        code.line(f"x{m} = tl.reshape({a}, ({cut.deep}, {cut.together}, {LANES}, {'2, ' * halves}))")
+        names = [f"x{m}"]
+        for _ in range(halves):
+            for name in names:
+                code.line(f"{name}_0, {name}_1 = tl.split({name})")
+            names = [f"{name}_{bit}" for bit in range(2) for name in names]
+        for number, name in enumerate(names):
+            code.line(f"x{m}{number} = tl.expand_dims(tl.permute({name}, (1, 2, 0)), 0)")
+
+    def _add_small(self, sign: str) -> None:
+        """As `_add_line`, for factors in f16."""
+        assert isinstance(self.rows, int)
+        code, zero = self.code, "zero"
+        if self.weight.bits == 8:
+            zero = "128.0" if self.weight.zero is None else "(zero + 128.0)"
+        elif self.weight.zero is None:
+            zero = repr(float(NIBBLE_ZERO))
+        for m in range(self.rows):
+            code.line(f"away{m} = {zero} * ({' + '.join(f'x{m}{number}' for number in range(self.numbers))})")
+        for number in range(self.numbers):
+            text, power = self._small(number)
+            code.line(f"number = {text}")
+            for m in range(self.rows):
+                factor = f"x{m}{number} * {2.0 ** (SHIFT - power)!r}"
+                code.line(f"total{m} {'=' if number == 0 else '+='} number * ({factor})")
+        scale = " * scale" if self.blocks > 1 else ""
+        for m in range(self.rows):
+            code.line(f"sum{m} {sign} (total{m} * {2.0 ** (149 - SHIFT)!r} - away{m}){scale}")
 
     def _deep(self) -> int:
         """Words that a lane loads at once: as many as leave no part of a line empty."""
