@@ -163,7 +163,7 @@ class _Packed(_Contract):
         self.cut = _Cut(deep, lines, together, stream.columns)
         self._ask(
             weight.w, (self.columns, lines, LANES, deep, 4),
-            tuple(size * weight.bits // 8 for size in self.cut.steps(self.numbers)) + (1,),
+            (*(size * weight.bits // 8 for size in self.cut.steps(self.numbers)), 1),
         )  # fmt: skip
         tiling = Tiling(early, self.dims)
         renderer = Renderer(self.kernel, self.dims, early)

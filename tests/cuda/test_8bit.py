@@ -233,7 +233,7 @@ def conv(
     return b.finish((result,))
 
 
-CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+CONVS: list[Any] = [  # x, w, attributes
     ((2, 3, 7, 9), (4, 3, 3, 3), window_attrs((1, 1), (1, 1, 1, 1), (1, 1), fill=93)),
     ((1, 5, 11, 8), (7, 5, 3, 2), window_attrs((2, 1), (0, 1, 2, 0), (1, 2), fill=3)),
     ((2, 16, 6, 6), (33, 16, 1, 1), window_attrs((1, 1), (0, 0, 0, 0), (1, 1))),
