@@ -267,7 +267,11 @@ def _targets() -> list[tuple[Backend, Target]]:
     """The targets that this machine runs, the best first. Raises TargetError where it runs none."""
     from aot import runtime
 
-    known = [(backend, backend.target(name)) for backend in BACKENDS.values() for name in backend.default_architectures]
+    known = [
+        (backend, backend.target(name))
+        for backend in BACKENDS.values()
+        for name in dict.fromkeys((*backend.default_architectures, *backend.quantized_architectures))
+    ]
     found = [(backend, target) for backend, target in known if runtime.target_supported(target.name)]
     if not found:
         raise TargetError(f"this machine runs none of {', '.join(target.name for _, target in known)}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from aot.dims import Dim
+from aot.dtypes import DType
 from aot.ir import Node
 from aot.kernel import Kernel, Kind
 from aot.program import Image, RecipeStep
@@ -60,6 +61,8 @@ class Backend(Protocol):
     name: str
     default_architectures: tuple[str, ...]
     """What the bare backend name stands for, in the order in which a loader tries them."""
+    quantized_architectures: tuple[str, ...]
+    """The same for programs with products of 8-bit numbers."""
     kinds: frozenset[Kind]
     """The kinds it emits; ops of other kinds are decomposed."""
     decomposes: frozenset[str]
@@ -78,6 +81,8 @@ class Backend(Protocol):
     """Whether kernels compute where they read at so little cost that what only moves elements is no step."""
     precisions: frozenset[str]
     """The precisions of float arithmetic that it has; programs asked for in another are in fp32."""
+    eight_bit_operands: tuple[DType, DType]
+    """The types of bytes, i8 or u8 each, that products of integers take on their left and right."""
 
     def target(self, architecture: str) -> Target:
         """The target's table row; raises TargetError, listing the known ones."""

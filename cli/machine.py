@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 HERE = "here"
 NEWEST_LEVEL = 4
+_CPU = re.compile(r"(?:cpu:)?x86-64(?:-v([234]))?((?:\+(?:vnni|bf16))*)|none")
 _HINT = "Example: --machine sm=89,driver=12040,cpu=x86-64-v3; or: --machine here."
 
 
@@ -36,7 +37,7 @@ def parse(text: str) -> Machine:
     """
     from aot.runtime import Machine
 
-    level, capability, driver = NEWEST_LEVEL, 0, 0
+    level, capability, driver, extras = NEWEST_LEVEL, 0, 0, sum(Machine.EXTRAS.values())
     for part in text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name == "sm" and (found := re.fullmatch(r"(?:sm_)?(\d{1,2})\.?(\d)[af]?", value)):
@@ -45,19 +46,21 @@ def parse(text: str) -> Machine:
             driver = 1000 * int(found[1]) + 10 * int(found[2])
         elif name == "driver" and re.fullmatch(r"\d{5}", value):
             driver = int(value)
-        elif name == "cpu" and (found := re.fullmatch(r"(?:cpu:)?x86-64(?:-v([234]))?|none", value)):
+        elif name == "cpu" and (found := _CPU.fullmatch(value)):
             level = 0 if value == "none" else int(found[1] or 1)
+            extras = sum(Machine.EXTRAS[extra] for extra in {*(found[2] or "").split("+")} - {""})
         else:
             raise OptionError(f"--machine: {part.strip()!r} is not sm=, driver= or cpu= with a value of it", hint=_HINT)
     if driver and not capability:
         raise OptionError("--machine: a driver without a GPU", hint=_HINT)
-    return Machine(level, capability, driver)
+    return Machine(level, capability, driver, extras)
 
 
 def machine_text(machine: Machine) -> str:
     """A machine in words."""
     level = machine.cpu_level
     parts = ["another CPU than x86-64" if not level else "x86-64" if level == 1 else f"x86-64-v{level}"]
+    parts[0] += "".join(f"+{name}" for name, number in machine.EXTRAS.items() if machine.cpu_extras & number)
     if machine.capability:
         parts.append(f"a GPU of compute capability {machine.capability // 10}.{machine.capability % 10}")
     else:
@@ -99,7 +102,12 @@ def selection_json(programs: Sequence[Program], machine: Machine | None) -> dict
     found = this_machine() if machine is None else machine
     rows = selection(programs, machine)
     return {
-        "machine": {"cpu_level": found.cpu_level, "capability": found.capability, "driver": found.driver},
+        "machine": {
+            "cpu_level": found.cpu_level,
+            "capability": found.capability,
+            "driver": found.driver,
+            "cpu_extras": found.cpu_extras,
+        },
         "selected": next((row["target"] for row in rows if row["selected"]), None),
         "programs": rows,
     }

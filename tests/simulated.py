@@ -50,6 +50,7 @@ class SimulatedBackend(CpuBackend):
 
     name = "cuda"
     default_architectures: tuple[str, ...] = ("sm_90a",)
+    quantized_architectures: tuple[str, ...] = ("sm_90a",)
 
     def __init__(self, lacking: frozenset[str] = frozenset()) -> None:
         self.lacking = lacking

@@ -44,6 +44,11 @@ class Isa:
         return "avx512" in self.features
 
     @property
+    def has_vnni(self) -> bool:
+        """Whether four products of 8-bit integers are one instruction with their sum (AVX-512 VNNI)."""
+        return "vnni" in self.features
+
+    @property
     def target(self) -> Target:
         return Target("cpu", self.name, self.features, self.numbers)
 
@@ -58,6 +63,7 @@ V3 = Isa(
     {
         "lanes": 8,
         "fp32_flops_per_us": 110e3,
+        "int8_flops_per_us": 130e3,
         "memory_bytes_per_us": 16e3,
         "l2_bytes_per_us": 60e3,
         "l2_bytes": 1 << 20,
@@ -73,13 +79,29 @@ V4 = Isa(
     {
         "lanes": 16,
         "fp32_flops_per_us": 118e3,
+        "int8_flops_per_us": 200e3,
         "memory_bytes_per_us": 16e3,
         "l2_bytes_per_us": 70e3,
         "l2_bytes": 1 << 20,
         "launch_us": 0.5,
     },
 )
-ISAS: Mapping[str, Isa] = {isa.name: isa for isa in (V3, V4)}
+
+
+def _with(isa: Isa, feature: str, **rates: float) -> Isa:
+    """A level and one instruction set beyond it."""
+    return replace(
+        isa,
+        name=f"{isa.name}+{feature}",
+        flags=(*isa.flags, f"-mavx512{feature}"),
+        features=isa.features | {feature},
+        numbers={**isa.numbers, **rates},
+    )
+
+
+V4_VNNI = _with(V4, "vnni", int8_flops_per_us=473e3)
+V4_VNNI_BF16 = _with(V4_VNNI, "bf16", bf16_flops_per_us=236e3)
+ISAS: Mapping[str, Isa] = {isa.name: isa for isa in (V3, V4, V4_VNNI, V4_VNNI_BF16)}
 
 
 def isa_of(architecture: str) -> Isa:

@@ -22,6 +22,7 @@ from aot.backend.cuda.source import emit_source, lacks_source
 from aot.backend.cuda.steps import emit_steps
 from aot.backend.cuda.trees import emit_trees
 from aot.backend.cuda.window import emit_window
+from aot.dtypes import I8, DType
 from aot.ir import Node
 from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, ScanRoot, WindowRoot
 from aot.lower import OWNED_KINDS
@@ -50,6 +51,7 @@ class CudaBackend:
 
     name = "cuda"
     default_architectures: tuple[str, ...] = ("sm_90a",)
+    quantized_architectures: tuple[str, ...] = ("sm_90a",)
     kinds: frozenset[Kind] = frozenset(
         {
             Kind.MAP,
@@ -78,6 +80,7 @@ class CudaBackend:
     channel_group = 4  # two words of half precision, which go to shared memory by themselves
     reads_anywhere = True
     precisions: frozenset[str] = frozenset({"fp32", "tf32", "fp16", "bf16"})
+    eight_bit_operands: tuple[DType, DType] = (I8, I8)
 
     def target(self, architecture: str) -> Target:
         return architecture_of(architecture).target

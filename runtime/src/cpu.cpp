@@ -27,8 +27,11 @@ CpuFeatures detect() {
     uint32_t a = 0, b = 0, c = 0, d = 0;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return found;
     const uint32_t leaf1 = c;
-    uint32_t leaf7 = 0, extended = 0;
-    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) leaf7 = b;
+    uint32_t leaf7 = 0, leaf7c = 0, leaf71 = 0, extended = 0;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+        leaf7 = b, leaf7c = c;
+        if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) leaf71 = a;
+    }
     if (__get_cpuid(0x80000001, &a, &b, &c, &d)) extended = c;
     uint32_t saved = 0;
     if (has(leaf1, {27})) {
@@ -43,6 +46,8 @@ CpuFeatures detect() {
         found.level = 3;
     }
     if (found.level == 3 && zmm && has(leaf7, {16, 17, 28, 30, 31})) found.level = 4;
+    if (found.level == 4 && has(leaf7c, {11})) found.extras |= kCpuVnni;
+    if (found.level == 4 && has(leaf71, {5})) found.extras |= kCpuBf16;
     found.sha = has(leaf7, {29}) && has(leaf1, {9, 19});
     found.avx2 = found.level >= 3;
     return found;

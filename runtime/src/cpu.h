@@ -5,10 +5,13 @@
 
 namespace aot {
 
+constexpr uint32_t kCpuVnni = 1, kCpuBf16 = 2;  // as AOT_CPU_VNNI and AOT_CPU_BF16
+
 struct CpuFeatures {
     bool sha = false;
     bool avx2 = false;    // with operating system support, as everything here
     int level = 0;        // x86-64 micro-architecture level, 1 to 4; 0 elsewhere
+    uint32_t extras = 0;  // kCpuVnni and kCpuBf16: what code for level 4 may also need
 };
 
 const CpuFeatures &cpu_features();

@@ -50,6 +50,7 @@ bool is_gpu_target(const char *target) { return strncmp(target, "cuda:", 5) == 0
 Machine this_machine(bool with_gpu, int ordinal, void *context) {
     Machine found;
     found.cpu_level = cpu_features().level;
+    found.cpu_extras = cpu_features().extras;
     if (with_gpu) cuda::find_device(ordinal, static_cast<cuda::Context>(context), &found);
     return found;
 }
@@ -57,10 +58,22 @@ Machine this_machine(bool with_gpu, int ordinal, void *context) {
 int target_rank(const char *target, int lowest_driver, const Machine &machine, std::string *problem) {
     if (is_gpu_target(target)) return gpu_rank(target, lowest_driver, machine, problem);
     static const char *const names[] = {"no x86-64 level", "x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"};
+    const size_t length = strcspn(target, "+");  // "cpu:x86-64-v4+vnni": a level and what else the code needs
+    bool runs = false;
     for (int level = 1; level <= machine.cpu_level; ++level) {
-        if (strncmp(target, "cpu:", 4) == 0 && strcmp(target + 4, names[level]) == 0) return kCpuRank;
+        runs |= text_of("cpu:%s", names[level]).compare(0, std::string::npos, target, length) == 0;
     }
-    *problem = text_of("this CPU supports %s", names[machine.cpu_level]);
+    const char *lacks = nullptr;
+    for (const char *rest = target + length; runs && *rest && !lacks; rest += 1 + strcspn(rest + 1, "+")) {
+        const size_t size = strcspn(rest + 1, "+");
+        const auto is = [&](const char *name) { return strlen(name) == size && strncmp(rest + 1, name, size) == 0; };
+        const uint32_t wanted = is("vnni") ? kCpuVnni : is("bf16") ? kCpuBf16 : 0;
+        if (!(machine.cpu_extras & wanted)) lacks = rest + 1;
+    }
+    if (runs && !lacks) return kCpuRank;
+    const char *const name = names[machine.cpu_level];
+    *problem = lacks ? text_of("this CPU supports %s without %.*s", name, static_cast<int>(strcspn(lacks, "+")), lacks)
+                     : text_of("this CPU supports %s", name);
     return 0;
 }
 

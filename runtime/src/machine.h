@@ -8,6 +8,7 @@ namespace aot {
 // A machine, this one or a described one.
 struct Machine {
     int cpu_level = 0;        // x86-64 micro-architecture level, 1 to 4; 0: none
+    uint32_t cpu_extras = 0;  // as CpuFeatures::extras
     int driver = 0;           // of a GPU, as CUDA's version, such as 12040; 0: none
     int capability = 0;       // ten times the GPU's; 0: there is no GPU
     std::string gpu = "the GPU";

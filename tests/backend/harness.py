@@ -21,7 +21,7 @@ from aot import dims as dimension
 from aot import dtypes, recipe
 from aot.backend.base import Emitted
 from aot.backend.cpu import build as builder
-from aot.backend.cpu.isa import V3, V4, Isa
+from aot.backend.cpu.isa import V3, V4, V4_VNNI, Isa
 from aot.backend.cpu.prelude import assemble
 from aot.ir import TensorType, const_of
 from aot.kernel import Kernel
@@ -35,12 +35,20 @@ GUARD_BYTES = 4096
 
 def _host_has(isa: Isa) -> bool:
     text = Path("/proc/cpuinfo").read_text()
-    return "avx512dq" in text and "avx512vl" in text if isa is V4 else "avx2" in text
+    flags = {"avx2", "avx512dq", "avx512vl"} if isa.is_wide else {"avx2"}
+    flags |= {f"avx512_{feature}" for feature in isa.features & {"vnni", "bf16"}}
+    return flags <= set(text.split())
 
 
-ISAS = [
-    pytest.param(isa, id=isa.name, marks=[] if _host_has(isa) else pytest.mark.skip("this CPU")) for isa in (V3, V4)
-]
+def _params(*isas: Isa) -> list[Any]:
+    return [
+        pytest.param(isa, id=isa.name, marks=[] if _host_has(isa) else pytest.mark.skip("this CPU")) for isa in isas
+    ]
+
+
+ISAS = _params(V3, V4)
+WORD_ISAS = _params(V3, V4, V4_VNNI)
+"""For products of 8-bit integers."""
 
 
 class KernelArgs(ctypes.Structure):
@@ -194,7 +202,7 @@ def run(
             continue
         storage = Storage(operand.type, symbols, edge=threads == 1)
         if 0 not in storage.shape:
-            storage.with_halo()[...] = 0
+            storage.with_halo()[...] = operand.type.layout.fill
             storage.logical[...] = array
         keep.append((storage, storage.all.copy()))
         addresses.append(storage.address)
@@ -207,14 +215,14 @@ def run(
         if isinstance(item, tuple):
             assert (item[0].all == item[1]).all(), "an input was changed"
     results = []
-    for storage in outputs:
+    for storage, operand in zip(outputs, kernel.outputs, strict=True):
         storage.check_guards()
         results.append(storage.logical.copy())
         if 0 not in storage.shape and any(low or high for low, high in storage.halo):
             edge = storage.with_halo().copy()
             inner = tuple(slice(low, edge.shape[a] - high) for a, (low, high) in enumerate(storage.halo))
-            edge[inner] = 0
-            assert (edge == 0).all(), "the halo is not zero"
+            edge[inner] = operand.type.layout.fill
+            assert (edge == operand.type.layout.fill).all(), "the halo does not hold what it must"
     return results
 
 

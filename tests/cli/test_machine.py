@@ -50,6 +50,7 @@ def several(tmp_path: Path) -> Path:
         ("sm=90,driver=11.8", "cpu:x86-64-v4", {
             "cuda:sm_90a": "the driver supports CUDA 11.8, 12.0 or newer is needed: update the driver"}),
         ("cpu=x86-64", None, {"cuda:sm_90a": "there is no GPU", "cpu:x86-64-v3": "this CPU supports x86-64"}),
+        ("cpu=x86-64-v4", "cpu:x86-64-v4", {"cpu:x86-64-v3": "cpu:x86-64-v4 comes first"}),
         ("cpu=none", None, {"cpu:x86-64-v3": "this CPU supports no x86-64 level"}),
     ],
     ids=str,
@@ -72,7 +73,8 @@ def test_this_machine(several: Path) -> None:
     machine = this_machine()
     found = document("inspect", several, "--machine", HERE)
     assert found["machine"] == {
-        "cpu_level": machine.cpu_level, "capability": machine.capability, "driver": machine.driver
+        "cpu_level": machine.cpu_level, "capability": machine.capability, "driver": machine.driver,
+        "cpu_extras": machine.cpu_extras,
     }  # fmt: skip
     for row in found["programs"]:
         assert not row["selected"] or target_supported(row["target"])
@@ -83,9 +85,12 @@ def test_this_machine(several: Path) -> None:
 
 
 def test_descriptions() -> None:
-    assert parse("sm=89") == parse("sm=8.9") == parse("sm=sm_89") == Machine(4, 89)
-    assert parse("sm=90a,driver=12.4") == parse("driver=12040,sm=9.0") == Machine(4, 90, 12040)
+    assert parse("sm=89") == parse("sm=8.9") == parse("sm=sm_89") == Machine(4, 89, 0, 3)
+    assert parse("sm=90a,driver=12.4") == parse("driver=12040,sm=9.0") == Machine(4, 90, 12040, 3)
     assert parse("sm=120,cpu=x86-64") == Machine(1, 120) and parse("cpu=cpu:x86-64-v2") == Machine(2)
+    assert parse("cpu=x86-64-v4") == Machine(4) and parse("cpu=x86-64-v4+vnni") == Machine(4, cpu_extras=1)
+    assert parse("cpu=x86-64-v4+bf16+vnni") == Machine(4, cpu_extras=3) and parse("cpu=none") == Machine(0)
+    assert machine_text(Machine(4, cpu_extras=3)) == "x86-64-v4+vnni+bf16, no GPU"
     assert machine_text(Machine(4, 103, 13010)) == "x86-64-v4, a GPU of compute capability 10.3, driver for CUDA 13.1"
     assert machine_text(Machine(0)) == "another CPU than x86-64, no GPU"
     for wrong in (

@@ -309,6 +309,14 @@ def test_described_machines() -> None:
     )
     assert target_rank("cuda:sm_80", 0, Machine(3)) == (0, "there is no GPU")
     assert target_rank("cpu:x86-64-v4", 0, Machine(3, 90)) == (0, "this CPU supports x86-64-v3")
+    fits = [
+        target_rank(f"cpu:x86-64-v4{extras}", 0, Machine(4, cpu_extras=1)) for extras in ("", "+vnni", "+vnni+bf16")
+    ]
+    assert fits == [(1, ""), (1, ""), (0, "this CPU supports x86-64-v4 without bf16")]
+    assert target_rank("cpu:x86-64-v4+vnni", 0, Machine(4)) == (0, "this CPU supports x86-64-v4 without vnni")
+    assert target_rank("cpu:x86-64-v4+vnni", 0, Machine(3)) == (0, "this CPU supports x86-64-v3")
+    assert target_rank("cpu:x86-64-v4+other", 0, Machine(4, cpu_extras=3))[1].endswith("without other")
+    assert target_rank("cpu:x86-64-v3+", 0, Machine(4))[0] == 0 and target_rank("cpu:x86", 0, Machine(4))[0] == 0
     needed = "the driver supports CUDA 12.4, 12.8 or newer is needed: update the driver"
     assert target_rank("cuda:sm_100a", 12080, Machine(4, 100, 12040)) == (0, needed)
     assert "11.8, 12.0 or newer" in target_rank("cuda:sm_80", 0, Machine(4, 80, 11080))[1]
