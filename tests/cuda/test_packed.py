@@ -26,8 +26,8 @@ ROUNDING = {F16: 2.0**-10, BF16: 2.0**-7, F32: 2.0**-21}
 
 
 def graph_of(
-    rows: tuple[Dim, ...], summed: int, columns: int, bits: int, block: int, zero: bool = False, dtype: DType = F16,
-    *, scale: DType = F32, weight: bool = True, epilogue: bool = False, prologue: bool = False,
+    rows: tuple[Dim, ...], summed: int, columns: int, bits: int, block: int, zero: bool = False, *,
+    dtype: DType = F16, scale: DType = F32, weight: bool = True, epilogue: bool = False, prologue: bool = False,
 ) -> Graph:  # fmt: skip
     b = Builder()
     stored, held = (-(-summed // 2), U8) if bits == 4 else (summed, I8)
