@@ -181,9 +181,6 @@ class _Products:
             return "its image has several scales along what is summed"
         if not all(_varies_only(each, weight.type.rank, (0,)) for each in (w.scale, w.zero)):
             return "its weight has several scales along what is summed"
-        groups, outputs = int_attr(m.root.attrs, "groups"), weight.type.shape[0]
-        if groups not in (1, outputs) and not _is_centred(m.view, w, self.wanted[1]):
-            return "its weight has a zero point, and groups of several results"
         return None
 
     def check_types(self, m: Match) -> str | None:
@@ -266,16 +263,6 @@ def _centred(view: View, operand: Quantized, dtype: DType) -> tuple[Array, Array
         if moved.size == 0 or (moved.min() >= low and moved.max() <= high):
             return moved.astype(dtype.numpy), np.asarray(zero - taken, np.int32)
     return None
-
-
-def _is_centred(view: View, operand: Quantized, dtype: DType) -> bool:
-    """Whether an operand has no zero point once its numbers are of a type of bytes."""
-    if operand.numbers.type.dtype in FLOAT8:
-        return True
-    found = _centred(view, operand, dtype)
-    if found is not None:
-        return not found[1].any()
-    return operand.numbers.type.dtype is dtype and is_zero(view, operand.zero)
 
 
 def _prepared(b: Builder, view: View, operand: Quantized, dtype: DType) -> Quantized:
