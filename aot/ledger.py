@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from aot import driver
-from aot.calibrate import Sample, Tell, run, running, this_cpu
+from aot.calibrate import Tell, run, running, this_cpu
 from aot.dtypes import BOOL
 from aot.ir import Array, Graph, Node, TensorType, Value
 from aot.metrics import Budget, Difference, Outputs, loss, own_metric
@@ -24,6 +24,7 @@ from aot.ops.window import CONVS
 from aot.options import CompileOptions
 from aot.passes import Context
 from aot.quantization import FLOAT, Entry, Point, Quantization
+from aot.samples import Sample
 from aot.transforms.products import Product
 from aot.transforms.quantize import quantized
 
@@ -95,11 +96,8 @@ def measured(
     times = _times(graph, products, record, samples[0], options, tell) if timed and any(able) else _NO_TIMES
     slower = set()
     for name, fits in zip(names, able, strict=True):
-        entry = replace(
-            entries[name],
-            float_us=round(times.plain.get(name, 0.0), 2),
-            quantized_us=round(times.quantized.get(name, 0.0), 2),
-        )
+        plain_us, quantized_us = (round(each.get(name, 0.0), 2) for each in (times.plain, times.quantized))
+        entry = replace(entries[name], float_us=plain_us, quantized_us=quantized_us)
         if fits and entry.float_us and entry.quantized_us > _GAIN * entry.float_us:
             slower.add(name)
             entry = replace(entry, reason=f"no faster: {entry.quantized_us:.0f} us, {entry.float_us:.0f} us in float")
@@ -227,7 +225,7 @@ def _times(
     total = 0.0
     for what, each in (("float", graph), ("quantized", quantized(graph, record, Context(options=options)))):
         tell("time", what)
-        artifact, ordered = driver.build_graph(each, options, this_cpu(options, is_quantized=each is not graph))
+        artifact, ordered = driver.build_graph(each, options, this_cpu(each, options))
         with artifact.load(threads=1) as model:
             rows = model.profile({name: np.ascontiguousarray(array) for name, array in sample.items()}, _PROFILE_RUNS)
         kernels = [node for node in ordered.nodes if node.op == "kernel"]
@@ -235,7 +233,8 @@ def _times(
             return _NO_TIMES  # a step is no kernel: nothing is known of one product
         found.append(_by_product(kernels, [seconds * 1e6 for _, _, seconds in rows], products))
         total = total or sum(seconds * 1e6 for _, _, seconds in rows)
-    return _Times(*found, total)
+    plain, fast = found
+    return _Times(plain, fast, total)
 
 
 def _by_product(kernels: Sequence[Node], times_us: Sequence[float], products: Sequence[Product]) -> dict[str, float]:

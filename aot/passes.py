@@ -128,6 +128,8 @@ class Rewrites:
     limit: int | None = None
     fired: int = 0
     last: str = ""  # the last rewrite that was let through
+    last_pass: str = ""  # and the run of the pass that made it, as --disable names it
+    running: str = ""  # the run of a pass in progress
     by_rule: dict[str, int] = field(default_factory=dict)
 
 
@@ -192,6 +194,7 @@ class Context:
         rewrites.fired += 1
         rewrites.by_rule[rule] = rewrites.by_rule.get(rule, 0) + 1
         rewrites.last = f"{rule} at {where}" if where else rule
+        rewrites.last_pass = rewrites.running
         return True
 
     def refuse(self, rule: str, where: str, reason: str) -> None:
@@ -294,6 +297,7 @@ class PassManager:
                 f"pass {item.name} takes level {item.takes.name.lower()}, the graph is at {graph.level.name.lower()}"
             )
         fired = self.context.rewrites.fired
+        self.context.rewrites.running = label
         start = time.perf_counter()
         result: Graph | None = None
         try:

@@ -32,16 +32,15 @@ _LONG_COLUMNS = frozenset({"nodes", "schedule"})
 
 def page(found: Profile) -> str:
     """The document."""
-    facts = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in summary(found))
     rows = sorted(found.rows, key=lambda row: -row.seconds)
     body = [
-        f"<h1>Profile of {_text(found.artifact)}</h1>",
-        f"<dl>{facts}</dl>",
+        f"<h1>Profile of {text(found.artifact)}</h1>",
+        fact_list(summary(found)),
         "<h2>Roofline</h2>",
         roofline(found),
         _outside(found),
         "<h2>Kernels</h2>",
-        _table(HEADINGS, [cells(row) for row in rows], _TEXT_COLUMNS),
+        table(HEADINGS, [cells(row) for row in rows], _TEXT_COLUMNS),
         "<p>Bytes count every operand once, as if nothing were in a cache; with warm caches a kernel whose operands "
         "fit in one may be faster than the memory. Below a quarter of both ceilings a kernel is bound by latency.</p>",
         "<h2>By kind</h2>",
@@ -50,9 +49,19 @@ def page(found: Profile) -> str:
         "<p>Where a kernel computes several nodes, each has an equal part of its time.</p>",
         _totals(found.nodes),
     ]
+    return document_page(f"{found.artifact}, {found.target}", body)
+
+
+def fact_list(facts: Sequence[tuple[str, str]]) -> str:
+    """Names and what is said of them."""
+    return "<dl>" + "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in facts) + "</dl>"
+
+
+def document_page(title: str, body: Sequence[str]) -> str:
+    """A whole document around parts."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
-        f"<title>{_text(found.artifact)}, {_text(found.target)}</title><style>{_STYLE}</style></head>\n"
+        f"<title>{text(title)}</title><style>{_STYLE}</style></head>\n"
         f"<body>\n{chr(10).join(body)}\n</body></html>\n"
     )
 
@@ -66,15 +75,16 @@ def _outside(found: Profile) -> str:
     return f"<p>Not in the picture: {what} without arithmetic, or of unknown size.</p>"
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[Any]], texts: frozenset[str]) -> str:
+def table(headings: Sequence[str], rows: Sequence[Sequence[Any]], texts: frozenset[str]) -> str:
+    """A table without the columns that say nothing; those named in `texts` are aligned to the left."""
     used = [n for n, column in enumerate(zip(*rows, strict=True)) if any(cell != "" for cell in column)]
     headings, rows = [headings[n] for n in used], [[row[n] for n in used] for row in rows]
     marks = ["text" if heading in texts else "" for heading in headings]
     long = [f"{mark} long" if heading in _LONG_COLUMNS else mark for heading, mark in zip(headings, marks, strict=True)]
-    head = "".join(f'<th class="{mark}">{_text(name)}</th>' for name, mark in zip(headings, marks, strict=True))
+    head = "".join(f'<th class="{mark}">{text(name)}</th>' for name, mark in zip(headings, marks, strict=True))
     lines = [
         "<tr>"
-        + "".join(f'<td class="{mark}">{_text(cell)}</td>' for cell, mark in zip(row, long, strict=True))
+        + "".join(f'<td class="{mark}">{text(cell)}</td>' for cell, mark in zip(row, long, strict=True))
         + "</tr>"
         for row in rows
     ]
@@ -87,7 +97,7 @@ def _totals(totals: Sequence[Total]) -> str:
     rows = [
         (t.name, t.launches, us(t.seconds), f"{t.share:.1%}", f"{t.bytes:,}", f"{t.flops:,}") for t in totals
     ]  # fmt: skip
-    return _table(("name", "launches", "us", "share", "bytes", "flops"), rows, frozenset({"name"}))
+    return table(("name", "launches", "us", "share", "bytes", "flops"), rows, frozenset({"name"}))
 
 
 def _is_placed(row: Row) -> bool:
@@ -132,7 +142,7 @@ def roofline(found: Profile) -> str:
         title = f"memory {rate_text(memory, 'B/s')}: {found.ceilings.memory_from}"
         parts.append(
             f'<g clip-path="url(#inside)"><polyline points="{line}" fill="none" stroke="#444" stroke-width="1.5">'
-            f"<title>{_text(title)}</title></polyline></g>"
+            f"<title>{text(title)}</title></polyline></g>"
         )
         # The name lies along the line, in its middle.
         middle = math.sqrt(ends[0] * ends[1])
@@ -149,10 +159,10 @@ def roofline(found: Profile) -> str:
         title = f"{name} {rate_text(rate, 'FLOP/s')}: {found.ceilings.flops_from}"
         parts.append(
             f'<line x1="{x(min(start, 10.0**high_x))}" y1="{y(rate)}" x2="{_LEFT + _WIDTH}" y2="{y(rate)}" '
-            f'stroke="#444" stroke-width="1.5"{dash}><title>{_text(title)}</title></line>'
+            f'stroke="#444" stroke-width="1.5"{dash}><title>{text(title)}</title></line>'
         )
         parts.append(
-            f'<text x="{_LEFT + _WIDTH + 6}" y="{y(rate) + 4}">{_text(name)} {rate_text(rate, "FLOP/s")}</text>'
+            f'<text x="{_LEFT + _WIDTH + 6}" y="{y(rate) + 4}">{text(name)} {rate_text(rate, "FLOP/s")}</text>'
         )
     kinds = list(dict.fromkeys(total.name for total in found.kinds))
     colour = {kind: _COLOURS[number % len(_COLOURS)] for number, kind in enumerate(kinds)}
@@ -161,7 +171,7 @@ def roofline(found: Profile) -> str:
         radius = round(3 + 17 * math.sqrt(row.share), 2)
         parts.append(
             f'<circle cx="{x(intensity)}" cy="{y(rate)}" r="{radius}" fill="{colour[row.kind]}" fill-opacity="0.75" '
-            f'stroke="white"><title>{_text(_hover(row))}</title></circle>'
+            f'stroke="white"><title>{text(_hover(row))}</title></circle>'
         )
     taken: list[tuple[float, float, float]] = []  # left, right and middle of the labels so far
     for row, (intensity, rate) in ordered[:_LABELLED]:
@@ -175,13 +185,13 @@ def roofline(found: Profile) -> str:
         taken.append((left, right, middle))
         parts.append(
             f'<text x="{round(at + shift, 2)}" y="{middle + 4}" text-anchor="{side}" font-size="10" '
-            f'pointer-events="none">{_text(label)}</text>'
+            f'pointer-events="none">{text(label)}</text>'
         )
     shown = [kind for kind in kinds if any(row.kind == kind for row in placed)]
     for number, kind in enumerate(shown):
         at = _TOP + _HEIGHT - 18 * (len(shown) - number) + 10
         parts.append(f'<circle cx="{_LEFT + _WIDTH + 14}" cy="{at}" r="5" fill="{colour[kind]}"/>')
-        parts.append(f'<text x="{_LEFT + _WIDTH + 24}" y="{at + 4}">{_text(kind)}</text>')
+        parts.append(f'<text x="{_LEFT + _WIDTH + 24}" y="{at + 4}">{text(kind)}</text>')
     parts += [
         f'<rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH}" height="{_HEIGHT}" fill="none" stroke="#444"/>',
         f'<text x="{_LEFT + _WIDTH / 2}" y="{height - 14}" text-anchor="middle">flops for each byte moved</text>',
@@ -217,6 +227,6 @@ def _power(power: int) -> str:
     return f"{10**power:,}" if power >= 0 else f"{10.0**power:g}"
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
     """Text that HTML and XML can hold: escaped, and without control characters."""
     return escape("".join(c if c.isprintable() or c == "\n" else "?" for c in str(value)))

@@ -14,7 +14,7 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(
         (
             "aot.dtypes", "aot.errors", "aot.file_kinds", "aot.options", "aot.target", "aot.dims", "aot.observations",
-            "aot.quantization", "aot.metrics",
+            "aot.quantization", "aot.metrics", "aot.array_files",
         ),
         0,
     ),
@@ -34,7 +34,12 @@ LAYERS: dict[str, int] = {
     ),
     **dict.fromkeys(("aot.transforms", "aot.frontend", "aot.backend", "aot.artifacts"), 3),
     "aot.pipeline": 4,
-    **dict.fromkeys(("aot.assemble", "aot.driver", "aot.host_steps", "aot.calibrate", "aot.ledger", "aot.quantizer"), 5),
+    **dict.fromkeys(
+        ("aot.assemble", "aot.driver", "aot.host_steps", "aot.calibrate", "aot.ledger", "aot.quantizer",
+            "aot.quantize",
+            "aot.samples",
+        ), 5
+    ),
     **dict.fromkeys(("aot.cli", "aot.testing"), 6),
 }  # fmt: skip
 SEPARATE = ("aot.transforms", "aot.frontend", "aot.backend", "aot.artifacts")

@@ -14,6 +14,7 @@ from functools import cache
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.mathematics import math_functions
 from aot.backend.cpu.sorting import sort_functions
+from aot.backend.cpu.words import word_functions, word_types
 
 WIDTHS = {"f32": 4, "f64": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "u8": 1, "u16": 2, "u32": 4, "u64": 8}
 INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
@@ -59,14 +60,14 @@ def _types(isa: Isa) -> str:
             f"typedef {name} hm_{name} __attribute__((vector_size({isa.vector_bytes}), aligned(8), may_alias));"
         )
         lines.append(f"typedef union {{ v_{name} v; h_{name} h[2]; }} hh_{name};")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *word_types(isa)]) + "\n"
 
 
 @cache
 def functions(isa: Isa) -> Mapping[str, str]:
     """Every function of the library by name, each after those it names."""
     text = _memory(isa) + _selection(isa) + _integers() + _rounding(isa) + _conversion(isa) + math_functions(isa)
-    text += _folds(isa) + sort_functions()
+    text += _folds(isa) + sort_functions() + word_functions(isa)
     result: dict[str, str] = {}
     for part in re.split(r"(?m)^(?=static )", text):
         if part.strip():
