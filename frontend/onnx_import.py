@@ -28,6 +28,7 @@ from aot.frontend import (
     onnx_norm,
     onnx_places,
     onnx_quantized,
+    onnx_quantized_lstm,
     onnx_random,
     onnx_recurrent,
     onnx_reduce,
@@ -71,8 +72,8 @@ _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryE
 # Importing these modules fills CONVERTERS.
 CONVERTER_MODULES = (
     onnx_contrib, onnx_elementwise, onnx_gather, onnx_linear, onnx_ml, onnx_ngrams, onnx_norm, onnx_places,
-    onnx_quantized, onnx_random, onnx_recurrent, onnx_reduce, onnx_regions, onnx_sequences, onnx_shapes, onnx_signal,
-    onnx_sizes, onnx_svm, onnx_trees, onnx_weights, onnx_window,
+    onnx_quantized, onnx_quantized_lstm, onnx_random, onnx_recurrent, onnx_reduce, onnx_regions, onnx_sequences,
+    onnx_shapes, onnx_signal, onnx_sizes, onnx_svm, onnx_trees, onnx_weights, onnx_window,
 )  # fmt: skip
 ONE_TO_ONE: Mapping[str, str] = {onnx_name: op.name for op in OPS.values() for onnx_name in op.onnx}
 

@@ -337,7 +337,8 @@ def _finished(
     result = in_type(b, sums, F32)
     wide = [in_type(b, reshaped(b, scale, ()) if is_single(scale) else scale, F32) for scale in scales]
     wide.sort(key=lambda scale: _held(b, view, scale) is None)
-    if len(wide) == 2 and all(_held(b, view, scale) is not None for scale in wide):
+    known = all(_held(b, view, scale) is not None for scale in wide)
+    if len(wide) == 2 and (known or all(map(is_single, wide))):  # as kernels of integers do, the unit of the sums first
         wide = [emit(b, "mul", *wide)]
     for scale in wide:
         result = emit(b, "mul", result, scale)
