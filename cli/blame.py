@@ -112,7 +112,21 @@ class Compared:
 
     @property
     def passed(self) -> bool:
-        return not self.fault.kind and all(output.passed for output in self.outputs)
+        return not self.fault.kind and not wrong_outputs(self.outputs, self.rows)
+
+    @property
+    def amplified(self) -> tuple[list[str], Row | None]:
+        """The outputs beyond the usual tolerance that are still where rounding may carry them in this network; and the
+        tensor at which errors grow most."""
+        wrong = {output.name for output in wrong_outputs(self.outputs, self.rows)}
+        names = [output.name for output in self.outputs if not output.passed and output.name not in wrong]
+        return names, _most_growth(self.rows) if names else None
+
+
+def wrong_outputs(outputs: Sequence[Comparison], rows: Sequence[Row]) -> list[Comparison]:
+    """The outputs that are beyond their tolerance and beyond what rounding amounts to along the network."""
+    explained = {row.name for row in rows if row.drift_bound is not None and not row.has_drifted}
+    return [output for output in outputs if not output.passed and (output.reason or output.name not in explained)]
 
 
 def precision_of(name: str, quantization: Mapping[str, Any]) -> Precision:
@@ -212,12 +226,13 @@ def find_fault(
         return _of_kernel(wrong_kernel)
     if wrong_row is not None:
         return _of_row(wrong_row, matched, kernels, precision)
-    if all(output.passed for output in outputs):
+    wrong = wrong_outputs(outputs, rows)
+    if not wrong:
         return Fault("")
     imported = _of_import(graph, feed, inner)
     if imported is not None:
         return imported
-    return _of_growth(rows, matched, inner, outputs)
+    return _of_growth(rows, matched, inner, wrong)
 
 
 def _of_kernel(kernel: KernelJudgement) -> Fault:
@@ -272,11 +287,10 @@ def _of_growth(
     row = next((row for row in rows if row.has_drifted), None)
     why = "no node adds more than rounding explains, but here the errors of all before it amount to more than expected"
     if row is None:
-        compared = [row for row in rows if row.against is not None]
-        row = max(compared, key=_growth(compared), default=None)
+        row = _most_growth(rows)
         why = "no node adds more than rounding explains; errors grow along the network, most here"
     if row is None or row.against is None:
-        wrong = next(output for output in outputs if not output.passed)
+        wrong = outputs[0]
         return Fault("drift", wrong.name, why=wrong.reason or "there are no tensors to compare before this output")
     return Fault(
         "drift", row.name, row.kernel, row.order, row.nodes, row.against.max_error, row.drift_bound or 0.0, False,
@@ -284,12 +298,14 @@ def _of_growth(
     )  # fmt: skip
 
 
-def _growth(rows: Sequence[Row]) -> Any:
-    """How much larger the relative error of a row is than that of the row before it."""
-    before: dict[str, float] = {}
-    last = 0.0
+def _most_growth(rows: Sequence[Row]) -> Row | None:
+    """The row whose relative error exceeds that of the row before it the most."""
+    found, most, last = None, -math.inf, 0.0
     for row in rows:
-        share = row.against.share if row.against is not None else 0.0
-        before[row.name] = share - last if math.isfinite(share) else math.inf
+        if row.against is None:
+            continue
+        share = row.against.share
+        if share - last > most:
+            found, most = row, share - last
         last = share if math.isfinite(share) else last
-    return lambda row: before[row.name]
+    return found

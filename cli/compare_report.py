@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from aot.cli.blame import Compared, Fault, Row
+from aot.cli.blame import Compared, Fault, Row, wrong_outputs
 from aot.cli.common import note, print_facts, print_table
 from aot.cli.measures import decibels
 from aot.cli.rebuild import Culprit
@@ -44,12 +44,9 @@ def report(compared: Compared, culprit: Culprit | None, top: int | None, artifac
         print_table(HEADINGS, [cells(row) for row in shown], title=f"{artifact.name}: {title}, in the order of the run")
     for line in remarks(compared):
         note(line)
-    for output in compared.outputs:
-        if not output.passed:
-            what = (
-                output.reason or f"{output.wrong} of {output.elements} elements, largest error {output.max_error:.3g}"
-            )
-            click.echo(f"output {output.name}: {what}")
+    for output in wrong_outputs(compared.outputs, compared.rows):
+        what = output.reason or f"{output.wrong} of {output.elements} elements, largest error {output.max_error:.3g}"
+        click.echo(f"output {output.name}: {what}")
     verdict = click.style("agree", fg="green") if compared.passed else click.style("differ", fg="red", bold=True)
     measured = f"{len(compared.rows)} tensors and {len(compared.outputs)} outputs against {compared.reference}"
     click.echo(f"{verdict}: {measured} ({compared.precision})")
@@ -143,6 +140,13 @@ def remarks(compared: Compared) -> list[str]:
     if compared.renamed:
         what = "other values than the model's under its names, without an effect on what follows"
         made.append(f"{what}: {_some(compared.renamed)}")
+    amplified, row = compared.amplified
+    if amplified:
+        where = f", most at {row.nodes[-1] if row.nodes else row.name}" if row is not None else ""
+        made.append(
+            f"beyond the tolerance of aotc verify, but no further than rounding is carried in this network: "
+            f"{_some(amplified)}; errors grow{where}"
+        )
     if compared.kernels:
         made.append(f"{compared.kernels} kernels were compared with what they mean on the tensors that they read")
     if compared.kernels_left_out:

@@ -295,7 +295,9 @@ class _Noise:
         signs = np.resize(_SIGNS[self.count * 977 % 4093 :], array.shape)
         with np.errstate(all="ignore"):
             wide = array.astype(np.float64)
-            return np.asarray(wide + wide * signs * (self.precision.unit * weight)).astype(array.dtype)
+            noisy = np.asarray(wide + wide * signs * (self.precision.unit * weight)).astype(array.dtype)
+            # The largest numbers, which masks are made of, must not become infinite.
+            return np.where(np.isfinite(array) & ~np.isfinite(noisy), array, noisy)
 
     def by_steps(self, array: Array) -> Array:
         """A quantized tensor with a third of its numbers a step up and a third a step down."""

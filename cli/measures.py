@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -89,9 +88,9 @@ def decibels(value: float) -> str:
 def error_histogram(found: Array, expected: Array) -> list[str]:
     """Lines of text: how many elements differ by how much, a row for each power of ten."""
     with np.errstate(all="ignore"):
-        difference = np.abs(found.astype(np.float64) - expected.astype(np.float64)).reshape(-1)
-    same = (found == expected) | (np.isnan(difference) & np.isnan(found.astype(np.float64)) & _is_nan(expected))
-    difference = difference[~same.reshape(-1)]
+        a, b = found.astype(np.float64).reshape(-1), expected.astype(np.float64).reshape(-1)
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        difference = np.abs(a - b)[~same]
     rows = [("equal", int(np.count_nonzero(same)))] if same.any() else []
     finite = difference[np.isfinite(difference)]
     if finite.size:
@@ -104,10 +103,6 @@ def error_histogram(found: Array, expected: Array) -> list[str]:
     if finite.size < difference.size:
         rows.append(("not finite", int(difference.size - finite.size)))
     return _bars(rows)
-
-
-def _is_nan(array: Array) -> Any:
-    return np.isnan(array.astype(np.float64))
 
 
 def _bars(rows: list[tuple[str, int]]) -> list[str]:
