@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from aot.cli.ledger_report import HEADINGS, Document, cells, facts, without_empty, worst_first
 from aot.cli.html import document as whole_page
 from aot.cli.html import facts_list, table, text
+from aot.cli.ledger_report import HEADINGS, Document, cells, facts, without_empty, worst_first
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 900, 300, 80, 20, 50
 _QUANTIZED, _FLOAT, _TOTAL = "#4e79a7", "#c8c8c8", "#e15759"
