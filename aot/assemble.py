@@ -32,6 +32,7 @@ from aot.program import (
     Source,
     Space,
     Step,
+    StepResult,
 )
 from aot.recipe import simplified
 from aot.storage import Slot, pointer_offset_bytes, slots
@@ -127,7 +128,7 @@ def assemble(
         steps.append(
             Step(
                 code_number[symbol], tuple(arguments), unit.dims, unit.scratch_bytes, unit.flops, moved,
-                position + 1 < len(kernels), node.locs, unit.grid,
+                position + 1 < len(kernels), node.locs, unit.grid, _results(node),
             )
         )  # fmt: skip
     symbols = input_symbols(graph)
@@ -153,6 +154,14 @@ def assemble(
     )
     units = {symbol: codes[number].source for symbol, number in code_number.items()}
     return Assembled(program, tuple(units.items()), plan)
+
+
+def _results(node: Node) -> tuple[StepResult, ...]:
+    """What a kernel writes, as its last pointers find it."""
+    return tuple(
+        StepResult(number, v.name, v.type.dtype, v.type.shape, v.type.strides, v.type.origin_elements)
+        for number, v in enumerate(node.outputs, len(node.operands))
+    )
 
 
 def _copied_bytes(graph: Graph, plan: Plan, node: Node) -> Dim:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from aot import custom, frontend
@@ -18,19 +19,23 @@ from aot.backend import BACKENDS
 from aot.backend.base import Backend, Built
 from aot.control import has_control
 from aot.dims import typical
-from aot.errors import TargetError
-from aot.host_steps import host_target, place_host_steps
+from aot.errors import OptionError, TargetError
+from aot.host_steps import Placed, host_target, place_host_steps
 from aot.ir import Graph
 from aot.offsets import DEFAULT_NODE_BUDGET
+from aot.ops.contract import MATMULS
+from aot.ops.window import CONVS
 from aot.options import Binding, CompileOptions, DimRange
 from aot.partition import FlowChart, partition
-from aot.passes import Context, Pass, PassManager, check_disable
+from aot.passes import Context, Pass, PassManager, Rewrites, check_disable
 from aot.pipeline import CORE_PASSES, PIPELINE, TARGET_PASSES
 from aot.program import HostStep, Program
+from aot.quantization import FORMS, Quantization
 from aot.target import Target
 from aot.text import print_graph
 from aot.transforms.bind_shapes import bind_shapes
 from aot.transforms.convert_io import convert_io
+from aot.transforms.products import products
 from aot.views import VIEW_OPS
 
 Progress = Callable[[str, str], None]
@@ -45,7 +50,9 @@ class BuildReport:
     seconds: dict[str, float] = field(default_factory=dict)
     refusals: tuple[tuple[str, str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    products: tuple[Mapping[str, str], ...] = ()  # of a program with quantized ones: node, op and form of each
     host_steps: tuple[tuple[str, HostStep], ...] = ()  # with the target of their program
+    rewrites: dict[str, Rewrites] = field(default_factory=dict)  # of each variant, over all targets
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -56,6 +63,41 @@ class BuildReport:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
+@dataclass(frozen=True)
+class Lowered:
+    """A program before its code is made: its blocks as the passes leave them, kernels in their final order.
+
+    `source` is the model's graph as it was read, `sources` are its blocks; a program without control has one.
+    `rewrites` counts on over the targets.
+    """
+
+    variant: str
+    target: Target
+    backend: Backend
+    placed: Placed
+    source: Graph
+    sources: Sequence[Graph]
+    cores: Sequence[Graph]
+    ordered: Sequence[Graph]
+    units: Sequence[tuple[Backend, Target]]
+    context: Context
+
+    @property
+    def rewrites(self) -> Rewrites:
+        return self.context.rewrites
+
+    @property
+    def label(self) -> str:
+        return f"{self.target.name}{' ' + self.variant if self.variant else ''}"
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The IR text of each block, by the name that it has in the artifact."""
+        return {
+            _block_label(self.label, n, self.placed.chart): print_graph(block) for n, block in enumerate(self.ordered)
+        }
+
+
 def compile(
     model: Any,
     target: str | Sequence[str] | None = None,
@@ -64,6 +106,9 @@ def compile(
     operators: Iterable[custom.Operator | str | os.PathLike[str]] = (),
     progress: Progress | None = None,
     external_name: str = "",
+    quantize: Any = None,
+    calibration: Any = None,
+    accuracy_budget: str | None = None,
     **changes: Any,
 ) -> Artifact:
     """Compiles a model: the path or the bytes of an ONNX file or of a torch.export program (.pt2), an onnx.ModelProto,
@@ -73,14 +118,44 @@ def compile(
     `target` is one or several targets ("cpu", "cpu:x86-64-v3"); `changes` are fields of
     CompileOptions. `operators` are custom operators beside those of installed packages: aot.custom.Operator,
     or modules and files that define OPERATORS. `external_name` is the file name of the weights for
-    weights="external". The artifact's `report` says what was done. Raises ModelError, UnsupportedError,
-    OptionError, TargetError, OperatorError; CompilerError is a defect of aotc.
+    weights="external". `quantize`: a form such as "int8", an aot.quantization.Method, or a record (a Quantization or
+    its path); "int8" where only `calibration` is given, which is data as aot.samples.open_samples takes it, such as an
+    iterator of samples, or an aot.calibrate.Calibration. `accuracy_budget`: what quantization may cost, as
+    aot.metrics.parse_budget reads it, measured on the data. The artifact's `report` says what was done. Raises
+    ModelError, UnsupportedError, OptionError, TargetError, OperatorError; CompilerError is a defect of aotc.
     """
     options = replace(options or CompileOptions(), **changes)
     if target is not None:
         options = replace(options, targets=(target,) if isinstance(target, str) else tuple(target))
     with custom.use(operators):
+        if quantize is not None or calibration is not None:
+            record = _quantization(model, quantize, calibration, accuracy_budget, options, progress)
+            options = replace(options, quantization=record)
+        elif accuracy_budget is not None:
+            raise OptionError("there is an accuracy budget, and nothing is quantized", hint="Name a form: int8.")
         return _compile(model, options, progress, external_name)
+
+
+def _quantization(
+    model: Any, how: Any, calibration: Any, budget: str | None, options: CompileOptions, progress: Progress | None
+) -> Quantization:
+    """The record of what is quantized: as it is given, or made now."""
+    from aot.calibrate import Calibration  # these build programs of their own, through this module
+    from aot.quantize import quantize
+
+    how = "int8" if how is None else how
+    if isinstance(how, Quantization) or (isinstance(how, (str, os.PathLike)) and how not in FORMS):
+        if calibration is not None or budget is not None:
+            raise OptionError(
+                "the record says what is quantized; calibration and a budget are for making one",
+                hint="Name a form such as int8 instead of the record, or leave them out.",
+            )
+        return how if isinstance(how, Quantization) else Quantization.open(Path(how))
+    known = isinstance(calibration, Calibration)
+    return quantize(
+        model, how, data=None if known else calibration, calibration=calibration if known else None,
+        accuracy_budget=budget, options=options, tell=progress,
+    )  # fmt: skip
 
 
 def _compile(model: Any, options: CompileOptions, progress: Progress | None, external_name: str) -> Artifact:
@@ -91,47 +166,38 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
     tell("read", str(model) if isinstance(model, (str, os.PathLike)) else "model")
     with report.stage("read"):
         graphs, info, applied = _read(model, options)
-    targets = resolve_targets(options, quantized=any(_is_quantized(graph) for _, graph in graphs))
+    targets = _targets(graphs, options)
     programs: list[Program] = []
     debug: dict[str, str] = {}
-    contexts: list[Context] = []
-    for graph, variant_name, variant in _variants(graphs, applied):
-        with report.stage("transform"):
-            context = Context(options=variant, target=targets[0][1], backend=targets[0][0])
-            contexts.append(context)
-            graph, chart, blocks, context = _blocks(graph, context)
-            run = partial(_run, CORE_PASSES, context, "transform", tell)
-            cores = [run(block) for block in blocks]
-        for backend, hardware in targets:
-            placed = place_host_steps(graph, chart, cores, backend, hardware, allowed=options.host_steps)
-            with report.stage("fuse and plan"):
-                here = (backend, hardware)
-                units = [_host(options) if placed.is_host(n) else here for n in range(len(placed.blocks))]
-                ordered = [
-                    _run(TARGET_PASSES, replace(context, target=unit, backend=by), "fuse and plan", tell, core)
-                    for core, (by, unit) in zip(placed.blocks, units, strict=True)
-                ]
-                assembled = [
-                    assemble(block, by, unit, variant=variant_name, node_budget=DEFAULT_NODE_BUDGET)
-                    for block, (by, unit) in zip(ordered, units, strict=True)
-                ]
-            built = _with_code(assembled, units, options, report, tell)
-            if placed.chart is None:
-                programs.extend(built)
-            else:
-                programs.append(
-                    assemble_flow(placed.graph, placed.chart, built, hardware, variant=variant_name, host=placed.host)
-                )
-            report.host_steps += tuple((hardware.name, step) for step in placed.host)
-            label = f"{hardware.name}{' ' + variant_name if variant_name else ''}"
-            debug |= {_block_label(label, n, placed.chart): print_graph(block) for n, block in enumerate(ordered)}
-            if not report.figures:
-                report.figures = figures(blocks, cores, ordered, assembled)
+    contexts: dict[str, Context] = {}  # by variant
+    for each in _lowered(graphs, applied, targets, report, tell):
+        contexts[each.variant] = each.context
+        with report.stage("fuse and plan"):
+            assembled = [
+                assemble(block, by, unit, variant=each.variant, node_budget=DEFAULT_NODE_BUDGET)
+                for block, (by, unit) in zip(each.ordered, each.units, strict=True)
+            ]
+        built = _with_code(assembled, each.units, options, report, tell)
+        placed, target = each.placed, each.target
+        if placed.chart is None:
+            programs.extend(built)
+        else:
+            programs.append(
+                assemble_flow(placed.graph, placed.chart, built, target, variant=each.variant, host=placed.host)
+            )
+        report.host_steps += tuple((target.name, step) for step in placed.host)
+        debug |= each.texts
+        report.products = report.products or forms(each.ordered)
+        if not report.figures:
+            report.figures = figures(each.sources, each.cores, each.ordered, assembled)
     programs = _shared_state(programs)
     report.refusals = tuple(
-        dict.fromkeys((r.rule, r.where, r.reason) for context in contexts for r in context.diagnostics.refusals)
+        dict.fromkeys(
+            (r.rule, r.where, r.reason) for context in contexts.values() for r in context.diagnostics.refusals
+        )
     )
-    report.notes = tuple(dict.fromkeys((*info.warnings, *(n for c in contexts for n in c.diagnostics.notes))))
+    report.notes = tuple(dict.fromkeys((*info.warnings, *(n for c in contexts.values() for n in c.diagnostics.notes))))
+    report.rewrites = {variant: context.rewrites for variant, context in contexts.items()}
     tell("write", "artifact")
     with report.stage("write"):
         meta = _meta(options, info, report, targets)
@@ -144,6 +210,49 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
         )
     artifact.report = report
     return artifact
+
+
+def lower(model: Any, options: CompileOptions) -> Iterator[Lowered]:
+    """The programs that `compile` would make, in its order, as graphs of kernels: no code is made.
+
+    Raises as `compile`. Custom operators: those of `aot.custom.use` around the iteration.
+    """
+    check_disable(PIPELINE, options.disable)
+    graphs, _, applied = _read(model, options)
+    yield from _lowered(graphs, applied, _targets(graphs, options), BuildReport(), lambda stage, detail: None)
+
+
+def _targets(graphs: Sequence[tuple[str, Graph]], options: CompileOptions) -> list[tuple[Backend, Target]]:
+    """Backends and targets of a build; what a bare backend stands for depends on the model."""
+    is_quantized = options.quantization is not None or any(has_8bit_products(graph) for _, graph in graphs)
+    return resolve_targets(options, quantized=is_quantized)
+
+
+def _lowered(
+    graphs: Sequence[tuple[str, Graph]],
+    options: CompileOptions,
+    targets: Sequence[tuple[Backend, Target]],
+    report: BuildReport,
+    tell: Progress,
+) -> Iterator[Lowered]:
+    """Every program to make, through all passes: each variant for each target. `options` are for the passes."""
+    for graph, variant_name, variant in _variants(graphs, options):
+        with report.stage("transform"):
+            context = Context(options=variant, target=targets[0][1], backend=targets[0][0])
+            graph, chart, blocks, context = _blocks(graph, context)
+            run = partial(_run, CORE_PASSES, context, "transform", tell)
+            cores = [run(block) for block in blocks]
+            _check_record(options.quantization, cores)
+        for backend, hardware in targets:
+            placed = place_host_steps(graph, chart, cores, backend, hardware, allowed=options.host_steps)
+            with report.stage("fuse and plan"):
+                here = (backend, hardware)
+                units = [_host(options) if placed.is_host(n) else here for n in range(len(placed.blocks))]
+                ordered = [
+                    _run(TARGET_PASSES, replace(context, target=unit, backend=by), "fuse and plan", tell, core)
+                    for core, (by, unit) in zip(placed.blocks, units, strict=True)
+                ]
+            yield Lowered(variant_name, hardware, backend, placed, graph, blocks, cores, ordered, units, context)
 
 
 def _shared_state(programs: Sequence[Program]) -> list[Program]:
@@ -183,6 +292,42 @@ def _edges(options: CompileOptions) -> frontend.Edges:
     return frontend.Edges(options.overridable, dict(options.values))
 
 
+def core_graphs(model: Any, options: CompileOptions) -> tuple[Graph, ...]:
+    """The model's general program after the core passes: what calibration and measurement work on.
+
+    Several graphs, in order, where branches or loops that are decided in a run cut it.
+    """
+    graphs, _, applied = _read(model, options)
+    backend, target = resolve_targets(options)[0]
+    graph, _, variant = list(_variants(graphs, applied))[-1]
+    _, _, blocks, context = _blocks(graph, Context(options=variant, target=target, backend=backend))
+    return tuple(PassManager(CORE_PASSES, context).run(block) for block in blocks)
+
+
+def _check_record(record: Quantization | None, cores: Sequence[Graph]) -> None:
+    """Raises OptionError where a record is of another model: a product that it quantizes is not there."""
+    if record is None:
+        return
+    found = {product.name for graph in cores for product in products(graph)}
+    missing = [node.node for node in record.nodes if node.node not in found]
+    if missing:
+        raise OptionError(
+            f"the record quantizes {len(missing)} nodes that the model does not have",
+            where=missing[0],
+            hint="Make it of this model, with the same --dim, --set and --exact as the build has: aotc quantize.",
+        )
+
+
+def build_graph(graph: Graph, options: CompileOptions, hardware: tuple[Backend, Target]) -> tuple[Artifact, Graph]:
+    """An artifact of one program, and its ordered graph, from one that has been through the core passes."""
+    backend, target = hardware
+    context = Context(options=options, target=target, backend=backend)
+    ordered = PassManager(TARGET_PASSES, context).run(graph)
+    block = assemble(ordered, backend, target, variant="", node_budget=DEFAULT_NODE_BUDGET)
+    (program,) = _with_code([block], [hardware], options, BuildReport(), lambda stage, detail: None)
+    return Artifact.build([program], meta={}, debug=None), ordered
+
+
 def check(model: Any, options: CompileOptions | None = None) -> list[Any]:
     """The ops of a model that cannot be compiled, with their nodes and counts; empty when all can.
 
@@ -198,8 +343,9 @@ _QUANTIZED = frozenset({"quantize", "matmul_8bit", "conv_8bit"})
 """Ops of programs that want the backends' architectures for products of 8-bit numbers."""
 
 
-def _is_quantized(graph: Graph) -> bool:
-    return any(node.op in _QUANTIZED or any(map(_is_quantized, node.regions)) for node in graph.nodes)
+def has_8bit_products(graph: Graph) -> bool:
+    """Whether a graph has products of numbers in 8 bits, or may have after it is lowered."""
+    return any(node.op in _QUANTIZED or any(map(has_8bit_products, node.regions)) for node in graph.nodes)
 
 
 def resolve_targets(options: CompileOptions, *, quantized: bool = False) -> list[tuple[Backend, Target]]:
@@ -328,6 +474,23 @@ def figures(
     }
 
 
+def forms(ordered: Sequence[Graph]) -> tuple[Mapping[str, str], ...]:
+    """Node, op and form of every matrix product and convolution; nothing where all are of floats."""
+    found: list[Mapping[str, str]] = []
+    for graph in ordered:
+        for kernel in graph.nodes:
+            for node in kernel.regions[0].nodes if kernel.op == "kernel" else ():
+                if node.op not in MATMULS and node.op not in CONVS:
+                    continue
+                form = "float"
+                if node.op.endswith("_8bit"):
+                    form = "fp8" if node.operands[0].type.dtype.is_float else "int8"
+                elif node.op == "matmul_packed":
+                    form = f"int{node.attrs['bits']}-weights"
+                found.append({"node": ", ".join(node.locs[:1]), "op": node.op.partition("_")[0], "form": form})
+    return tuple(found) if any(item["form"] != "float" for item in found) else ()
+
+
 def _meta(
     options: CompileOptions, info: frontend.ImportInfo, report: BuildReport, targets: Sequence[tuple[Backend, Target]]
 ) -> Mapping[str, Any]:
@@ -350,6 +513,8 @@ def _meta(
         **({"host_steps": _host_meta(report)} if report.host_steps else {}),
         **({"operators": operators} if operators else {}),
         "options": options.to_json(),
+        **({"products": list(report.products)} if report.products else {}),
+        **({"quantization": options.quantization.summary()} if options.quantization is not None else {}),
         "precisions": {
             target.name: options.precision if options.precision in backend.precisions else "fp32"
             for backend, target in targets

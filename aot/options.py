@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from aot.dtypes import BF16, F16, DType
 from aot.errors import OptionError
+from aot.quantization import Quantization
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 IO_DTYPES: Mapping[str, DType | None] = {"model": None, "fp16": F16, "bf16": BF16}
@@ -56,6 +57,7 @@ class CompileOptions:
     `host_steps`: whether a GPU may leave nodes that it has no kernel for to the CPU; else the build fails, naming them.
     `weights`: where they live: "embedded" (each once), "packed" (as each target packs them), "external" or "none".
     `strip_debug`: leave IR text and kernel sources out.
+    `quantization`: which products are quantized and how: a record, as `aotc quantize` writes it.
     `disable`: passes ("NAME", "NAME:n" for its n-th run) or rewrite rules to skip.
     `bisect`: only the first so many rewrites fire.
     `dump_dir`: numbered IR text after each pass.
@@ -78,6 +80,7 @@ class CompileOptions:
     host_steps: bool = True
     weights: str = "embedded"
     strip_debug: bool = False
+    quantization: Quantization | None = None
     disable: tuple[str, ...] = ()
     bisect: int | None = None
     dump_dir: Path | None = field(default=None, metadata=_HERE)
@@ -138,7 +141,8 @@ class CompileOptions:
         for item in fields(self):
             if item.metadata.get("output", True):
                 value = getattr(self, item.name)
-                result[item.name] = json.loads(json.dumps(value))
+                held = value.digest if isinstance(value, Quantization) else value
+                result[item.name] = json.loads(json.dumps(held))
         return result
 
     def digest(self) -> str:

@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Protocol
 
+from aot.dtypes import I8, U8, DType
 from aot.errors import AotError, CompilerError, OptionError
 from aot.ir import Graph, Level, Node
 from aot.ops import Kind, OpError
@@ -76,6 +77,11 @@ class BackendInfo(Protocol):
         """The precisions of float arithmetic that it has; see CompileOptions."""
         ...
 
+    @property
+    def eight_bit_operands(self) -> tuple[DType, DType]:
+        """The types of bytes, i8 or u8 each, that products of integers take on their left and right."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -122,6 +128,8 @@ class Rewrites:
     limit: int | None = None
     fired: int = 0
     last: str = ""  # the last rewrite that was let through
+    last_pass: str = ""  # and the run of the pass that made it, as --disable names it
+    running: str = ""  # the run of a pass in progress
     by_rule: dict[str, int] = field(default_factory=dict)
 
 
@@ -171,6 +179,11 @@ class Context:
         """Whether kernels of the backend read moved elements where they are."""
         return self.backend is not None and self.backend.reads_anywhere
 
+    @property
+    def eight_bit_operands(self) -> tuple[DType, DType]:
+        """The types of bytes that the backend's products of integers take on their left and right."""
+        return (U8, I8) if self.backend is None else self.backend.eight_bit_operands
+
     def allow(self, rule: str, where: str = "") -> bool:
         """Asked before a rewrite fires: counts it, and says no when it is disabled or beyond --bisect."""
         if rule in self.options.disable:
@@ -181,6 +194,7 @@ class Context:
         rewrites.fired += 1
         rewrites.by_rule[rule] = rewrites.by_rule.get(rule, 0) + 1
         rewrites.last = f"{rule} at {where}" if where else rule
+        rewrites.last_pass = rewrites.running
         return True
 
     def refuse(self, rule: str, where: str, reason: str) -> None:
@@ -283,6 +297,7 @@ class PassManager:
                 f"pass {item.name} takes level {item.takes.name.lower()}, the graph is at {graph.level.name.lower()}"
             )
         fired = self.context.rewrites.fired
+        self.context.rewrites.running = label
         start = time.perf_counter()
         result: Graph | None = None
         try:

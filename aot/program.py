@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from aot.dims import Dim, Symbol
+from aot.dtypes import DType
 from aot.ir import Const, TensorType
 
 
@@ -148,11 +149,27 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
+class StepResult:
+    """A tensor that a step writes, for who looks into a run: behind pointer number `argument`, as `name` in the model.
+
+    Its first element lies `origin_elements` behind the pointer (a halo comes first); `strides` are in elements.
+    """
+
+    argument: int
+    name: str
+    dtype: DType
+    shape: tuple[Dim, ...]
+    strides: tuple[Dim, ...]
+    origin_elements: Dim = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One launch. `dims` are the integer arguments; `scratch_bytes` is wanted per thread.
 
     `barrier`: later steps must wait until every thread has finished this one. `grid`: blocks of threads on a GPU,
-    along three axes; a launch without blocks is left out.
+    along three axes; a launch without blocks is left out. `results`: what it writes; a file without debug information
+    does not say.
     """
 
     kernel: int
@@ -164,6 +181,7 @@ class Step:
     barrier: bool = True
     locs: tuple[str, ...] = ()
     grid: tuple[Dim, ...] = ()
+    results: tuple[StepResult, ...] = ()
 
 
 class GuardKind(IntEnum):

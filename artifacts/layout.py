@@ -13,7 +13,7 @@ from typing import Any
 
 MAGIC = b"AOTC\r\n\x1a\n"  # as PNG does: a transfer that rewrites line ends is caught at once
 MAJOR = 1
-MINOR = 4
+MINOR = 5
 WEIGHTS_ALIGN_BYTES = 4096
 SECTION_ALIGN_BYTES = 64
 CONSTANT_ALIGN_BYTES = 64
@@ -47,6 +47,7 @@ class Section(IntEnum):
     DEBUG = 20
     FLOW = 21
     HOST = 22
+    TENSORS = 23
 
 
 class SectionFlag(IntEnum):
@@ -298,6 +299,7 @@ RECORDS = (
         ("reserved", "u32"),
         ("locs", "strings"),
         ("grid", "dims", "blocks of threads along three axes; empty on a CPU"),
+        ("results", Section.TENSORS, "what the step writes; empty in a file without debug information"),
     ),
     _record(
         "ProgramEntry",
@@ -359,12 +361,22 @@ RECORDS = (
         ("locs", "strings"),
         ("reserved", "u32"),
     ),
+    _record(
+        "TensorEntry",
+        Section.TENSORS,
+        ("name", "str", "in the user's model; empty where it has none"),
+        ("dtype", "u32"),
+        ("argument", "u32", "of the step: the pointer"),
+        ("origin", "dim", "elements from the pointer to the first element"),
+        ("shape", "dims"),
+        ("strides", "dims", "in elements"),
+    ),
 )
 RECORD_OF = {record.section: record for record in RECORDS}
 
-OPTIONAL_SECTIONS = frozenset({Section.META, Section.SELF_TEST, Section.DEBUG})
+OPTIONAL_SECTIONS = frozenset({Section.META, Section.SELF_TEST, Section.DEBUG, Section.TENSORS})
 LATER_SECTIONS = frozenset(
-    {Section.FLOW, Section.HOST}
+    {Section.FLOW, Section.HOST, Section.TENSORS}
 )  # absent from files that do not need them, so older readers take those
 TREE_SECTIONS = frozenset({Section.CODE, Section.WEIGHTS, Section.SELF_TEST, Section.DEBUG})  # the large ones
 BYTE_SECTIONS = frozenset(

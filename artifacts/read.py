@@ -51,6 +51,7 @@ from aot.program import (
     Source,
     Space,
     Step,
+    StepResult,
 )
 
 _HINT = "Copy or download the file again, or build it again."
@@ -574,9 +575,24 @@ class _ProgramReader:
                     bool(r["flags"] & StepFlag.BARRIER),
                     tuple(map(self.reader.text, self.reader.values(r["locs"]))),
                     self.dim_list(r["grid"]),
+                    tuple(self.result(t, len(arguments)) for t in self.reader.run(Section.TENSORS, r["results"])),
                 )
             )
         return tuple(found)
+
+    def result(self, row: Mapping[str, Any], arguments: int) -> StepResult:
+        """A tensor that a step of so many arguments writes."""
+        shape, strides = self.dim_list(row["shape"]), self.dim_list(row["strides"])
+        if len(shape) != len(strides) or len(shape) > layout.MAX_RANK:
+            self.reader.fail(Section.TENSORS, "shape and strides do not fit each other")
+        return StepResult(
+            self.index(Section.TENSORS, row["argument"], arguments, "argument"),
+            self.reader.text(row["name"]),
+            self.reader.dtype(Section.TENSORS, row["dtype"]),
+            shape,
+            strides,
+            self.dim(row["origin"]),
+        )
 
 
 def _image(row: Mapping[str, Any]) -> Image | None:

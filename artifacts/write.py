@@ -27,7 +27,7 @@ from aot.artifacts.layout import (
 from aot.dims import Dim, Symbol
 from aot.errors import CompilerError, OptionError
 from aot.ir import Array, Const
-from aot.program import Constant, FlowStep, Image, KernelCode, Port, Program, RecipeOp, RecipeStep
+from aot.program import Constant, FlowStep, Image, KernelCode, Port, Program, RecipeOp, RecipeStep, StepResult
 
 Weights = Literal["embedded", "packed", "external", "none"]
 _MODES = {
@@ -50,7 +50,8 @@ def write(
     """The artifact's bytes, and the name and bytes of its external weights file ("" and b"" without one).
 
     `programs` are tried in order when the artifact is loaded. `meta` is JSON for people. `debug` maps
-    names to texts (IR dumps); with None the debug section, and with it the kernel sources, is left out.
+    names to texts (IR dumps); with None the debug section, and with it the kernel sources and what is known of the
+    tensors that steps write, is left out.
     `weights`: "embedded" holds every weight once, where programs of several targets pack it differently as the model
     has it; "packed" holds each packing, ready for the loader.
     `external_name` is the file name that the artifact will look for beside itself; by default it
@@ -68,7 +69,7 @@ def write(
     else:
         external_name = ""
     programs = shared_images(programs)
-    tables = _Tables(_MODES[weights], external_name, offsets)
+    tables = _Tables(_MODES[weights], external_name, offsets, has_results=debug is not None)
     if weights == "embedded":
         tables.keep(kept_sources(programs))
     for number, block in enumerate(_blocks(programs), len(programs)):
@@ -125,8 +126,11 @@ def _needed_sources(programs: Sequence[Program]) -> dict[str, Array]:
 class _Tables:
     """Collects the records of all programs. Strings stay Python strings until all are known."""
 
-    def __init__(self, mode: WeightsMode, external_name: str, external_offsets: Mapping[str, int]) -> None:
+    def __init__(
+        self, mode: WeightsMode, external_name: str, external_offsets: Mapping[str, int], *, has_results: bool
+    ) -> None:
         self.mode = mode
+        self.has_results = has_results
         self.external_name = external_name
         self.external_offsets = external_offsets
         self.rows: dict[Section, list[tuple[Any, ...]]] = {
@@ -201,7 +205,10 @@ class _Tables:
             flags = StepFlag.BARRIER if step.barrier else 0
             counts = (self.dim(step.scratch_bytes), self.dim(step.flops), self.dim(step.bytes_moved))
             grid = self.dim_list(step.grid)
-            steps.append((step.kernel, flags, arguments, self.dim_list(step.dims), *counts, 0, step.locs, grid))
+            results = self.add(Section.TENSORS, map(self._result, step.results if self.has_results else ()))
+            steps.append(
+                (step.kernel, flags, arguments, self.dim_list(step.dims), *counts, 0, step.locs, grid, results)
+            )
         flow = program.flow
         called = tuple(self.block_numbers[id(block)] for block in _called(program)[0])
         self.add(
@@ -258,6 +265,10 @@ class _Tables:
             numbers = (step.inputs, step.outputs, step.symbols, self.dim_list(step.dims))
             rows.append((step.op, flags, step.block, step.element, *numbers, first, second, step.drops, step.where, 0))
         return self.add(Section.FLOW, rows)
+
+    def _result(self, result: StepResult) -> tuple[Any, ...]:
+        extents = (self.dim_list(result.shape), self.dim_list(result.strides))
+        return (result.name, result.dtype.number, result.argument, self.dim(result.origin_elements), *extents)
 
     def _port(self, port: Port) -> tuple[Any, ...]:
         if port.type.layout:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
-from typing import Any
 
+from aot.cli.html import document, facts_list, table, text
 from aot.cli.profile_report import HEADINGS, Profile, Row, Total, cells, percent, rate_text, summary, us
 
 _LEFT, _TOP, _RIGHT, _BOTTOM = 84, 24, 200, 56
@@ -14,34 +13,21 @@ _WIDTH, _HEIGHT = 820, 440
 _LABELLED = 12  # of the longest kernels, where there is room
 _LETTER, _LINE = 5.5, 11.0  # roughly, of their names
 _COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#e15759", "#9c755f", "#76b7b2", "#edc948")
-_STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1500px; padding: 0 1em;
-  color: #222; }
-h1 { font-size: 1.3em; } h2 { font-size: 1.1em; margin-top: 1.8em; }
-dl { display: grid; grid-template-columns: max-content auto; gap: 0.15em 1em; }
-dt { font-weight: 600; } dd { margin: 0; white-space: pre-line; }
-table { border-collapse: collapse; font-size: 12px; } .wide { overflow-x: auto; }
-th, td { text-align: right; padding: 0.2em 0.6em; border-bottom: 1px solid #e4e4e4; white-space: nowrap;
-  vertical-align: top; }
-th { position: sticky; top: 0; background: #fff; } .text { text-align: left; }
-td.long { white-space: normal; min-width: 14em; }
-"""
 _TEXT_COLUMNS = frozenset({"kernel", "bound by", "nodes", "schedule", "registers, shared", "blocks x threads"})
 _LONG_COLUMNS = frozenset({"nodes", "schedule"})
 
 
 def page(found: Profile) -> str:
     """The document."""
-    facts = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in summary(found))
     rows = sorted(found.rows, key=lambda row: -row.seconds)
     body = [
-        f"<h1>Profile of {_text(found.artifact)}</h1>",
-        f"<dl>{facts}</dl>",
+        f"<h1>Profile of {text(found.artifact)}</h1>",
+        facts_list(summary(found)),
         "<h2>Roofline</h2>",
         roofline(found),
         _outside(found),
         "<h2>Kernels</h2>",
-        _table(HEADINGS, [cells(row) for row in rows], _TEXT_COLUMNS),
+        table(HEADINGS, [cells(row) for row in rows], _TEXT_COLUMNS, _LONG_COLUMNS),
         "<p>Bytes count every operand once, as if nothing were in a cache; with warm caches a kernel whose operands "
         "fit in one may be faster than the memory. Below a quarter of both ceilings a kernel is bound by latency.</p>",
         "<h2>By kind</h2>",
@@ -50,11 +36,7 @@ def page(found: Profile) -> str:
         "<p>Where a kernel computes several nodes, each has an equal part of its time.</p>",
         _totals(found.nodes),
     ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
-        f"<title>{_text(found.artifact)}, {_text(found.target)}</title><style>{_STYLE}</style></head>\n"
-        f"<body>\n{chr(10).join(body)}\n</body></html>\n"
-    )
+    return document(f"{found.artifact}, {found.target}", body)
 
 
 def _outside(found: Profile) -> str:
@@ -66,28 +48,11 @@ def _outside(found: Profile) -> str:
     return f"<p>Not in the picture: {what} without arithmetic, or of unknown size.</p>"
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[Any]], texts: frozenset[str]) -> str:
-    used = [n for n, column in enumerate(zip(*rows, strict=True)) if any(cell != "" for cell in column)]
-    headings, rows = [headings[n] for n in used], [[row[n] for n in used] for row in rows]
-    marks = ["text" if heading in texts else "" for heading in headings]
-    long = [f"{mark} long" if heading in _LONG_COLUMNS else mark for heading, mark in zip(headings, marks, strict=True)]
-    head = "".join(f'<th class="{mark}">{_text(name)}</th>' for name, mark in zip(headings, marks, strict=True))
-    lines = [
-        "<tr>"
-        + "".join(f'<td class="{mark}">{_text(cell)}</td>' for cell, mark in zip(row, long, strict=True))
-        + "</tr>"
-        for row in rows
-    ]
-    return (
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{chr(10).join(lines)}</tbody></table></div>'
-    )
-
-
 def _totals(totals: Sequence[Total]) -> str:
     rows = [
         (t.name, t.launches, us(t.seconds), f"{t.share:.1%}", f"{t.bytes:,}", f"{t.flops:,}") for t in totals
     ]  # fmt: skip
-    return _table(("name", "launches", "us", "share", "bytes", "flops"), rows, frozenset({"name"}))
+    return table(("name", "launches", "us", "share", "bytes", "flops"), rows, frozenset({"name"}))
 
 
 def _is_placed(row: Row) -> bool:
@@ -132,7 +97,7 @@ def roofline(found: Profile) -> str:
         title = f"memory {rate_text(memory, 'B/s')}: {found.ceilings.memory_from}"
         parts.append(
             f'<g clip-path="url(#inside)"><polyline points="{line}" fill="none" stroke="#444" stroke-width="1.5">'
-            f"<title>{_text(title)}</title></polyline></g>"
+            f"<title>{text(title)}</title></polyline></g>"
         )
         # The name lies along the line, in its middle.
         middle = math.sqrt(ends[0] * ends[1])
@@ -149,10 +114,10 @@ def roofline(found: Profile) -> str:
         title = f"{name} {rate_text(rate, 'FLOP/s')}: {found.ceilings.flops_from}"
         parts.append(
             f'<line x1="{x(min(start, 10.0**high_x))}" y1="{y(rate)}" x2="{_LEFT + _WIDTH}" y2="{y(rate)}" '
-            f'stroke="#444" stroke-width="1.5"{dash}><title>{_text(title)}</title></line>'
+            f'stroke="#444" stroke-width="1.5"{dash}><title>{text(title)}</title></line>'
         )
         parts.append(
-            f'<text x="{_LEFT + _WIDTH + 6}" y="{y(rate) + 4}">{_text(name)} {rate_text(rate, "FLOP/s")}</text>'
+            f'<text x="{_LEFT + _WIDTH + 6}" y="{y(rate) + 4}">{text(name)} {rate_text(rate, "FLOP/s")}</text>'
         )
     kinds = list(dict.fromkeys(total.name for total in found.kinds))
     colour = {kind: _COLOURS[number % len(_COLOURS)] for number, kind in enumerate(kinds)}
@@ -161,7 +126,7 @@ def roofline(found: Profile) -> str:
         radius = round(3 + 17 * math.sqrt(row.share), 2)
         parts.append(
             f'<circle cx="{x(intensity)}" cy="{y(rate)}" r="{radius}" fill="{colour[row.kind]}" fill-opacity="0.75" '
-            f'stroke="white"><title>{_text(_hover(row))}</title></circle>'
+            f'stroke="white"><title>{text(_hover(row))}</title></circle>'
         )
     taken: list[tuple[float, float, float]] = []  # left, right and middle of the labels so far
     for row, (intensity, rate) in ordered[:_LABELLED]:
@@ -175,13 +140,13 @@ def roofline(found: Profile) -> str:
         taken.append((left, right, middle))
         parts.append(
             f'<text x="{round(at + shift, 2)}" y="{middle + 4}" text-anchor="{side}" font-size="10" '
-            f'pointer-events="none">{_text(label)}</text>'
+            f'pointer-events="none">{text(label)}</text>'
         )
     shown = [kind for kind in kinds if any(row.kind == kind for row in placed)]
     for number, kind in enumerate(shown):
         at = _TOP + _HEIGHT - 18 * (len(shown) - number) + 10
         parts.append(f'<circle cx="{_LEFT + _WIDTH + 14}" cy="{at}" r="5" fill="{colour[kind]}"/>')
-        parts.append(f'<text x="{_LEFT + _WIDTH + 24}" y="{at + 4}">{_text(kind)}</text>')
+        parts.append(f'<text x="{_LEFT + _WIDTH + 24}" y="{at + 4}">{text(kind)}</text>')
     parts += [
         f'<rect x="{_LEFT}" y="{_TOP}" width="{_WIDTH}" height="{_HEIGHT}" fill="none" stroke="#444"/>',
         f'<text x="{_LEFT + _WIDTH / 2}" y="{height - 14}" text-anchor="middle">flops for each byte moved</text>',
@@ -215,8 +180,3 @@ def _decades(values: Sequence[float]) -> tuple[int, int]:
 
 def _power(power: int) -> str:
     return f"{10**power:,}" if power >= 0 else f"{10.0**power:g}"
-
-
-def _text(value: Any) -> str:
-    """Text that HTML and XML can hold: escaped, and without control characters."""
-    return escape("".join(c if c.isprintable() or c == "\n" else "?" for c in str(value)))

@@ -9,7 +9,7 @@ from typing import Any
 from aot.runtime._library import prefix
 from aot.runtime._machine import Machine, target_rank, this_machine
 from aot.runtime._model import Model
-from aot.runtime._specs import DimSpec, ProgramSpec, StateSpec, TensorSpec
+from aot.runtime._specs import DimSpec, ProgramSpec, StateSpec, TensorSpec, TraceStep, TraceTensor
 
 __all__ = [
     "DimSpec",
@@ -18,6 +18,8 @@ __all__ = [
     "ProgramSpec",
     "StateSpec",
     "TensorSpec",
+    "TraceStep",
+    "TraceTensor",
     "load",
     "prefix",
     "target_rank",

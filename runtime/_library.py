@@ -191,6 +191,24 @@ class StepTimeInfo(ctypes.Structure):
     _fields_ = (("ns", _U64), ("starts_early", _U32), ("reserved", _U32))
 
 
+class TraceStepInfo(ctypes.Structure):
+    """aot_trace_step"""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("program", _U32),
+        ("step", _U32),
+        ("label", _TEXT),
+        ("tensors", ctypes.POINTER(NamedTensor)),
+        ("tensor_count", _U32),
+        ("reserved", _U32),
+    )
+
+
+TraceFunction = ctypes.CFUNCTYPE(_I32, _POINTER, ctypes.POINTER(TraceStepInfo))
+"""aot_trace_function"""
+
+
 class DimValue(ctypes.Structure):
     """aot_dim_value"""
 
@@ -239,6 +257,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "aot_session_memory_bytes": (_U64, (_POINTER,)),
     "aot_session_thread_count": (_U32, (_POINTER,)),
     "aot_session_profile": (_U32, (_POINTER, _POINTER, _U32, _POINTER)),
+    "aot_session_trace": (
+        _I32,
+        (_POINTER, _POINTER, _U32, _POINTER, _U32, _POINTER, TraceFunction, _POINTER, _POINTER),
+    ),
     "aot_session_time_steps": (_I32, (_POINTER, _U32, _POINTER, _U32, _POINTER, _POINTER, _POINTER)),
 }
 

@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 from aot.errors import ArtifactError, GuardError, RunError
 from aot.runtime import _library as native
 from aot.runtime import _tensors
-from aot.runtime._specs import DimSpec, ProgramSpec, StateSpec, TensorSpec
+from aot.runtime._specs import DimSpec, ProgramSpec, StateSpec, TensorSpec, TraceStep
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aot.runtime._times import Times
 
 _MAP_WEIGHTS, _ANY_WEIGHTS = 1, 2
@@ -492,7 +494,9 @@ class Model:
         outputs: Mapping[str, Any] | None,
         timeout: float | None,
         stream: Any = None,
+        start: Any = None,
     ) -> list[Any]:
+        """Results of a run in a session; `start` is called in place of aot_session_run."""
         inputs = self._input_addresses(*[view.address for view in given])
         error = native.new_error()
         key: tuple[Any, ...] = tuple(view.shape for view in given)
@@ -531,7 +535,7 @@ class Model:
             options.flags = native.DEVICE_OUTPUTS if on_device else native.HOST_OUTPUTS
             if on_device:
                 options.allocate_output = native.AllocateOutput(self._allocate_in(late, address))
-        status = self._lib.aot_session_run(
+        status = (start or self._lib.aot_session_run)(
             session,
             inputs,
             len(given),
@@ -689,6 +693,17 @@ class Model:
         from aot.runtime._times import time_steps
 
         return time_steps(self, inputs, repeats)
+
+    def trace(self, inputs: Mapping[str, Any], callback: Callable[[TraceStep], Any]) -> dict[str, Any]:
+        """Runs once, as `run`, and calls `callback` with a TraceStep behind each step: the tensors that it wrote.
+
+        Their arrays hold until the callback returns: copy what you keep. On a GPU each kernel is waited for and its
+        results are copied. The results of the run are the same bits. The callback must not run the model; what it
+        raises ends the run and is raised here.
+        """
+        from aot.runtime._trace import trace
+
+        return trace(self, inputs, callback)
 
     def copy_rate(self, most_bytes: int = 1 << 30) -> float:
         """Bytes per second, read and written, of a plain copy in the memory of the model's GPU, measured now.

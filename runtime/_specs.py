@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class TensorSpec(NamedTuple):
@@ -54,3 +54,29 @@ class ProgramSpec(NamedTuple):
     code_bytes: int
     reason: str = ""
     host_steps: int = 0
+
+
+class TraceTensor(NamedTuple):
+    """A tensor that a step wrote: its name in the user's model ("" where it has none), element type and array.
+
+    `array` may have strides; it is valid, read-only, until the callback returns.
+    """
+
+    name: str
+    dtype: str
+    array: Any
+
+
+class TraceStep(NamedTuple):
+    """A step that has ended.
+
+    `program`: its number in the artifact; `number`: of the step in it, in a program with control flow counted over
+    all blocks. `label` is the kernel's, `nodes` are those of the user's model that it computes. `tensors` is empty for
+    an artifact without debug information.
+    """
+
+    program: int
+    number: int
+    label: str
+    nodes: tuple[str, ...]
+    tensors: tuple[TraceTensor, ...]

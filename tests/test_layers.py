@@ -11,7 +11,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS: dict[str, int] = {
-    **dict.fromkeys(("aot.dtypes", "aot.errors", "aot.file_kinds", "aot.options", "aot.target", "aot.dims"), 0),
+    **dict.fromkeys(
+        (
+            "aot.dtypes", "aot.errors", "aot.file_kinds", "aot.options", "aot.target", "aot.dims", "aot.array_files",
+            "aot.metrics", "aot.observations", "aot.quantization",
+        ),
+        0,
+    ),
     **dict.fromkeys(
         (
             "aot.ir", "aot.expr", "aot.kernel", "aot.program", "aot.text", "aot.program_text", "aot.recipe",
@@ -22,13 +28,20 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(
         (
             "aot.ops", "aot.builder", "aot.verify", "aot.evaluate", "aot.pattern", "aot.passes", "aot.lower",
-            "aot.views", "aot.storage", "aot.custom", "aot.control", "aot.partition",
+            "aot.views", "aot.storage", "aot.custom", "aot.control", "aot.partition", "aot.quantized_sums",
+            "aot.rounding",
         ),
         2,
     ),
     **dict.fromkeys(("aot.transforms", "aot.frontend", "aot.backend", "aot.artifacts"), 3),
     "aot.pipeline": 4,
-    **dict.fromkeys(("aot.assemble", "aot.driver", "aot.host_steps"), 5),
+    **dict.fromkeys(
+        (
+            "aot.assemble", "aot.driver", "aot.host_steps", "aot.calibrate", "aot.ledger", "aot.product_times",
+            "aot.quantize", "aot.quantizer", "aot.samples",
+        ),
+        5,
+    ),
     **dict.fromkeys(("aot.cli", "aot.testing"), 6),
 }  # fmt: skip
 SEPARATE = ("aot.transforms", "aot.frontend", "aot.backend", "aot.artifacts")

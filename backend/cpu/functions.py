@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aot.backend.cpu.code import PLAIN, literal, register_dtype, register_type, vector_type
-from aot.dtypes import BF16, BOOL, F16, I32, DType
+from aot.backend.cpu.code import NARROW_FLOATS, PLAIN, literal, register_dtype, register_type, vector_type
+from aot.dtypes import BOOL, I32, DType
 from aot.errors import CompilerError
 from aot.expr import Expr
 
@@ -97,7 +97,7 @@ def scalar_call(expr: Expr, operands: Sequence[str]) -> str:
 def _scalar_cast(source: DType, target: DType, text: str) -> str:
     if target.is_bool:
         return text if source.is_bool else f"({text} != 0)"
-    if target in (F16, BF16):
+    if target in NARROW_FLOATS:
         return f"round_{target.name}(splat_f32((f32){text}))[0]"
     if register_dtype(source).is_float and target.is_integer:
         return f"({target.name}){'' if target.bits == 64 else '(i64)'}{text}"
@@ -182,4 +182,4 @@ def _vector_cast(source: DType, target: DType, text: str) -> str:
             return convert(f"cast_{held.name}_i32({text})", I32, wanted)
         return f"cast_{held.name}_{wanted.name}({text})"
     result = text if held == wanted else convert(text, held, wanted)
-    return f"round_{target.name}({result})" if target in (F16, BF16) else result
+    return f"round_{target.name}({result})" if target in NARROW_FLOATS else result

@@ -23,6 +23,7 @@ All of [`aot/runtime.h`](../runtime/include/aot/runtime.h), from which this page
 
 _SECTION = re.compile(r"/\* -{4} (.+) -{4} \*/")
 _NAMES = (
+    re.compile(r"typedef \w+ \(\*(aot_\w+)\)"),
     re.compile(r"^#define (\w+)"),
     re.compile(r"^typedef (?:struct|enum) (\w+)"),
     re.compile(r"^enum \{\s*(\w+?)_[A-Z]+ ="),

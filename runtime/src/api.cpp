@@ -40,11 +40,10 @@ int32_t report(aot_error *error, const Failure &failure) {
     return failure.status;
 }
 
-// Runs `f`, turning every exception into a status and a text.
-template <class F> int32_t guarded(aot_error *error, F &&f) noexcept {
+// The status and the text of the exception that is being handled. One function, since every `guarded` needs it.
+[[gnu::noinline, gnu::cold]] int32_t caught(aot_error *error) noexcept {
     try {
-        f();
-        return AOT_OK;
+        throw;
     } catch (const Failure &failure) {
         return report(error, failure);
     } catch (const std::bad_alloc &) {
@@ -53,6 +52,16 @@ template <class F> int32_t guarded(aot_error *error, F &&f) noexcept {
         return report(error, Failure(AOT_ERROR_INTERNAL, "", "Please report this.", "%s", exception.what()));
     } catch (...) {
         return report(error, Failure(AOT_ERROR_INTERNAL, "", "Please report this.", "unknown exception"));
+    }
+}
+
+// Runs `f`, turning every exception into a status and a text.
+template <class F> int32_t guarded(aot_error *error, F &&f) noexcept {
+    try {
+        f();
+        return AOT_OK;
+    } catch (...) {
+        return caught(error);
     }
 }
 
@@ -470,6 +479,15 @@ uint64_t aot_session_host_steps(const aot_session *session) { return session->ho
 
 uint32_t aot_session_profile(const aot_session *session, uint64_t *out_ns, uint32_t count, uint32_t *out_program) {
     return session->profile(out_ns, count, out_program);
+}
+
+int32_t aot_session_trace(aot_session *session, const aot_tensor *const *inputs, uint32_t input_count,
+                          const aot_tensor *const *outputs, uint32_t output_count, const aot_run_options *options,
+                          aot_trace_function trace, void *user, aot_error *error) {
+    return guarded(error, [&] {
+        require(session, "session"), require(trace, "trace");
+        session->trace(inputs, input_count, outputs, output_count, read_options(options), trace, user);
+    });
 }
 
 int32_t aot_session_time_steps(aot_session *session, uint32_t repeats, aot_step_time *out_steps, uint32_t count,

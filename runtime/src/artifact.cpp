@@ -3,6 +3,7 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <type_traits>
 
 #include "sha256.h"
 #include "validate.h"
@@ -17,7 +18,8 @@ Artifact::Artifact(const Memory &memory)
       ports(strings.get_allocator()), guards(strings.get_allocator()), sources(strings.get_allocator()),
       recipes(strings.get_allocator()), constants(strings.get_allocator()), buffers(strings.get_allocator()),
       kernels(strings.get_allocator()), arguments(strings.get_allocator()), steps(strings.get_allocator()),
-      flow(strings.get_allocator()), host(strings.get_allocator()), programs(strings.get_allocator()), code(strings.get_allocator()), meta(strings.get_allocator()) {}
+      flow(strings.get_allocator()), host(strings.get_allocator()), tensors(strings.get_allocator()),
+      programs(strings.get_allocator()), code(strings.get_allocator()), meta(strings.get_allocator()) {}
 
 Failure damaged(const char *file, const char *section, uint64_t offset, const char *format, ...) {
     char text[320];
@@ -83,6 +85,15 @@ public:
     // Copies the records of a section and checks its hash.
     template <class T> void records(Vector<T> &out) const {
         constexpr uint32_t kind = section_of(static_cast<const T *>(nullptr));
+        static_assert(std::is_trivially_copyable_v<T>, "records are bytes");
+        const Vector<uint8_t> raw = raw_records(kind);
+        out.resize(places_[kind].entry.count);  // to zeros
+        spread(kind, raw, reinterpret_cast<uint8_t *>(out.data()), sizeof(T));
+    }
+
+private:
+    // The bytes of a section of records, checked.
+    Vector<uint8_t> raw_records(uint32_t kind) const {
         const SectionPlace &place = places_[kind];
         Vector<uint8_t> raw{Allocator<uint8_t>(memory_)};
         bytes(kind, raw);
@@ -91,15 +102,15 @@ public:
             throw damaged(source_.name(), section_name(kind), place.offset, "%u records of %u bytes do not fill %llu bytes",
                           place.entry.count, stride, static_cast<unsigned long long>(place.bytes));
         }
-        const size_t known = stride < sizeof(T) ? stride : sizeof(T);
-        out.resize(place.entry.count);
-        for (uint32_t i = 0; i < place.entry.count; ++i) {
-            out[i] = T{};
-            memcpy(static_cast<void *>(&out[i]), raw.data() + size_t{i} * stride, known);
-        }
+        return raw;
     }
 
-private:
+    // Copies records as the file has them to records of `size` bytes each.
+    void spread(uint32_t kind, const Vector<uint8_t> &raw, uint8_t *out, size_t size) const {
+        const size_t stride = places_[kind].entry.entry_bytes, known = stride < size ? stride : size;
+        for (size_t i = 0; i < places_[kind].entry.count; ++i) memcpy(out + i * size, raw.data() + i * stride, known);
+    }
+
     void read_header() {
         Header &h = header_;
         if (source_.size() < sizeof h) {
@@ -184,7 +195,8 @@ private:
         if (end != source_.size()) throw damaged(source_.name(), "file", end, "bytes behind the last section");
         for (uint32_t kind = 1; kind < kSectionKinds; ++kind) {
             const bool optional = kind == section::META || kind == section::SELF_TEST ||
-                                  kind == section::DEBUG || kind == section::FLOW || kind == section::HOST;
+                                  kind == section::DEBUG || kind == section::FLOW || kind == section::HOST ||
+                                  kind == section::TENSORS;
             if (!optional && !places_[kind].present) {
                 throw damaged(source_.name(), "section table", header_.table_offset, "section %s is missing",
                               section_name(kind));
@@ -240,6 +252,7 @@ void read_artifact(const ByteSource &source, Artifact &out) {
     table.records(out.steps);
     if (table.place(section::FLOW).present) table.records(out.flow);
     if (table.place(section::HOST).present) table.records(out.host);
+    if (table.place(section::TENSORS).present) table.records(out.tensors);
     table.records(out.programs);
     table.bytes(section::CODE, out.code);
     if (table.place(section::META).present) table.bytes(section::META, out.meta);

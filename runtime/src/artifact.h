@@ -7,7 +7,7 @@
 
 namespace aot {
 
-inline constexpr uint32_t kSectionKinds = format::section::HOST + 1;  // sections that this reader knows, and 0
+inline constexpr uint32_t kSectionKinds = format::section::TENSORS + 1;  // sections that this reader knows, and 0
 
 struct SectionPlace {
     uint64_t offset = 0;
@@ -38,6 +38,7 @@ struct Artifact {
     Vector<format::StepEntry> steps;
     Vector<format::FlowEntry> flow;
     Vector<format::HostEntry> host;
+    Vector<format::TensorEntry> tensors;
     Vector<format::ProgramEntry> programs;
     Vector<uint8_t> code;
     Vector<char> meta;

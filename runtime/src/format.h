@@ -7,7 +7,7 @@ namespace aot::format {
 
 inline constexpr uint8_t kMagic[8] = {0x41, 0x4f, 0x54, 0x43, 0x0d, 0x0a, 0x1a, 0x0a};
 inline constexpr uint32_t kMajor = 1;
-inline constexpr uint32_t kMinor = 4;
+inline constexpr uint32_t kMinor = 5;
 inline constexpr uint32_t kConstantAlignBytes = 64;
 inline constexpr uint32_t kTreeChunkBytes = 65536;
 inline constexpr uint32_t kMaxRank = 64;
@@ -41,6 +41,7 @@ enum : uint32_t {
     DEBUG = 20,
     FLOW = 21,
     HOST = 22,
+    TENSORS = 23,
 };
 }
 
@@ -184,6 +185,7 @@ inline const char *section_name(uint32_t kind) {
     case 20: return "debug";
     case 21: return "flow";
     case 22: return "host";
+    case 23: return "tensors";
     default: return "unknown section";
     }
 }
@@ -203,10 +205,11 @@ inline uint32_t entry_bytes(uint32_t kind) {
     case 11: return 40;
     case 12: return 72;
     case 13: return 8;
-    case 14: return 56;
+    case 14: return 64;
     case 15: return 192;
     case 21: return 80;
     case 22: return 24;
+    case 23: return 32;
     default: return 0;
     }
 }
@@ -488,8 +491,9 @@ struct StepEntry {
     uint32_t reserved;
     Run locs;
     Run grid;  // blocks of threads along three axes; empty on a CPU
+    Run results;  // what the step writes; empty in a file without debug information
 };
-static_assert(sizeof(StepEntry) == 56, "layout");
+static_assert(sizeof(StepEntry) == 64, "layout");
 template <class V> void visit(const StepEntry &r, V &v) {
     v.run("arguments", r.arguments, section::ARGUMENTS);
     v.dims("dims", r.dims);
@@ -499,6 +503,7 @@ template <class V> void visit(const StepEntry &r, V &v) {
     v.zero("reserved", r.reserved);
     v.strings("locs", r.locs);
     v.dims("grid", r.grid);
+    v.run("results", r.results, section::TENSORS);
 }
 inline constexpr uint32_t section_of(const StepEntry *) {
     return section::STEPS;
@@ -614,6 +619,25 @@ template <class V> void visit(const HostEntry &r, V &v) {
 }
 inline constexpr uint32_t section_of(const HostEntry *) {
     return section::HOST;
+}
+
+struct TensorEntry {
+    uint32_t name;  // in the user's model; empty where it has none
+    uint32_t dtype;
+    uint32_t argument;  // of the step: the pointer
+    uint32_t origin;  // elements from the pointer to the first element
+    Run shape;
+    Run strides;  // in elements
+};
+static_assert(sizeof(TensorEntry) == 32, "layout");
+template <class V> void visit(const TensorEntry &r, V &v) {
+    v.string("name", r.name);
+    v.dim("origin", r.origin);
+    v.dims("shape", r.shape);
+    v.dims("strides", r.strides);
+}
+inline constexpr uint32_t section_of(const TensorEntry *) {
+    return section::TENSORS;
 }
 
 }  // namespace aot::format

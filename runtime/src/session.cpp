@@ -250,21 +250,9 @@ void Session::patch(Plan &plan, uint8_t *const *inputs, uint8_t *const *outputs)
     }
 }
 
-// What the threads of one run share.
-struct Session::Job {
-    Session *session;
-    const Plan *plan;
-    uint32_t threads;
-    const volatile int32_t *cancel;
-    uint64_t deadline_ns;
-    bool stop;  // written only by the last thread at a barrier, so that all threads leave at the same step
-    uint64_t mark_ns;
-    uint64_t *step_ns;  // of the plan's steps, where the session profiles
-
-    void look() {
-        if ((cancel && *cancel) || (deadline_ns && now_ns() >= deadline_ns)) stop = true;
-    }
-};
+void Session::Job::look() {
+    if ((cancel && *cancel) || (deadline_ns && now_ns() >= deadline_ns)) stop = true;
+}
 
 void Session::work(void *context, uint32_t thread) {
     Job &job = *static_cast<Job *>(context);
@@ -273,8 +261,8 @@ void Session::work(void *context, uint32_t thread) {
     const uint32_t threads = job.threads;
     aot_kernel_args arguments{nullptr, nullptr, session.scratch_.data() + thread * plan.scratch_bytes,
                               static_cast<int32_t>(thread), static_cast<int32_t>(threads)};
-    const size_t count = plan.steps.size();
-    for (size_t i = 0; i < count; ++i) {
+    const uint32_t count = job.end;
+    for (uint32_t i = job.first; i < count; ++i) {
         const PlannedStep &step = plan.steps[i];
         arguments.buffers = step.buffers;
         arguments.dims = step.dims;
@@ -304,6 +292,7 @@ void Session::run(const aot_tensor *const *inputs, uint32_t input_count, const a
     if (model_.weights.watch) model_.weights.watch->must_be_unchanged(model_.name.c_str());
     Plan &plan = plan_for_inputs(inputs, input_count, nullptr);
     const ProgramEntry &entry = *plan.unit->entry;
+    if (trace_) trace_->program = plan.unit->program;
     if (profiling_) step_ns_.assign(step_count(*plan.unit), 0);
     if (entry.flow.count) {
         flow_.run(*plan.unit, symbols_.data(), inputs, options);
@@ -320,6 +309,7 @@ void Session::run_on_device(const aot_tensor *const *inputs, uint32_t input_coun
                             const aot_run_options &options) {
     cuda::DeviceSession::Call call(*device_, inputs, input_count, &options);
     Plan &plan = plan_for_inputs(inputs, input_count, &call);
+    if (trace_) trace_->program = plan.unit->program;
     if (profiling_) step_ns_.assign(step_count(*plan.unit), 0);
     if (plan.unit->entry->flow.count) {
         look(options);
@@ -343,10 +333,11 @@ void Session::launch(Plan &plan, uint32_t first_step, uint8_t *const *inputs, ui
     patch(plan, inputs, outputs);
     const uint32_t threads = plan.is_small && !all_threads_ ? 1 : thread_count_;
     Job job{this, &plan, threads, options.cancel, options.deadline_ns, false, profiling_ ? now_ns() : 0,
-            profiling_ ? step_ns_.data() + first_step : nullptr};
+            profiling_ ? step_ns_.data() + first_step : nullptr, 0, static_cast<uint32_t>(plan.steps.size())};
     job.look();
     if (!job.stop && !plan.steps.empty()) {
-        if (threads == 1) work(&job, 0);
+        if (trace_) launch_traced(job, first_step);
+        else if (threads == 1) work(&job, 0);
         else pool_->run(work, &job, threads);
     }
     if (job.stop) stopped(options);

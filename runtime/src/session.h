@@ -4,6 +4,7 @@
 #include "cuda/run.h"
 #include "flow.h"
 #include "pool.h"
+#include "trace.h"
 
 namespace aot {
 
@@ -13,6 +14,9 @@ public:
 
     void run(const aot_tensor *const *inputs, uint32_t input_count, const aot_tensor *const *outputs,
              uint32_t output_count, const aot_run_options &options);
+    // A run that tells of each step (trace.cpp).
+    void trace(const aot_tensor *const *inputs, uint32_t input_count, const aot_tensor *const *outputs,
+               uint32_t output_count, const aot_run_options &options, aot_trace_function function, void *user);
     void prepare(const aot_tensor *const *inputs, uint32_t input_count);
     void reserve(const aot_dim_value *dims, uint32_t count);
     bool output(uint32_t index, aot_tensor *out) const;
@@ -35,7 +39,20 @@ public:
     void look(const aot_run_options &options) const;
 
 private:
-    struct Job;
+    // What the threads of one run share.
+    struct Job {
+        Session *session;
+        const Plan *plan;
+        uint32_t threads;
+        const volatile int32_t *cancel;
+        uint64_t deadline_ns;
+        bool stop;  // written only by the last thread at a barrier, so that all threads leave at the same step
+        uint64_t mark_ns;
+        uint64_t *step_ns;  // of the plan's steps, where the session profiles
+        uint32_t first, end;  // the steps to run
+
+        void look();
+    };
 
     [[noreturn]] void stopped(const aot_run_options &options) const;
     Plan &plan_for_inputs(const aot_tensor *const *inputs, uint32_t input_count, const ElementReader *reader);
@@ -53,6 +70,7 @@ private:
                  const aot_run_options &options, cuda::DeviceSession::Call *call);
     void patch(Plan &plan, uint8_t *const *inputs, uint8_t *const *outputs);
     static void work(void *job, uint32_t thread);
+    void launch_traced(Job &job, uint32_t first_step);
 
     const Model &model_;
     const Memory memory_;
@@ -62,6 +80,7 @@ private:
     bool profiling_;
     bool all_threads_;
     bool flow_ran_ = false;
+    Trace *trace_ = nullptr;  // of the run in progress, where it is traced
     uint64_t clock_ = 0;
     Vector<Plan> plans_;
     Plan *last_plan_ = nullptr;

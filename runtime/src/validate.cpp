@@ -63,6 +63,7 @@ struct Fields {
             case section::STEPS: return artifact.steps.size();
             case section::FLOW: return artifact.flow.size();
             case section::HOST: return artifact.host.size();
+            case section::TENSORS: return artifact.tensors.size();
             default: return 0;
         }
     }
@@ -320,7 +321,20 @@ private:
             dim(section::STEPS, record, step.scratch_bytes);
             dim(section::STEPS, record, step.flops);
             dim(section::STEPS, record, step.bytes_moved);
+            for (uint32_t j = 0; j < step.results.count; ++j) result(step.results.first + j, step.arguments.count);
         }
+    }
+
+    void result(size_t record, uint32_t arguments) const {
+        const TensorEntry &tensor = a_.tensors[record];
+        if (!find_dtype(tensor.dtype)) fail(section::TENSORS, record, "unknown element type");
+        if (tensor.argument >= arguments) fail(section::TENSORS, record, "no such argument");
+        if (tensor.shape.count != tensor.strides.count || tensor.shape.count > kMaxRank) {
+            fail(section::TENSORS, record, "shape and strides do not fit each other");
+        }
+        dim(section::TENSORS, record, tensor.origin);
+        dim_run(section::TENSORS, record, tensor.shape);
+        dim_run(section::TENSORS, record, tensor.strides);
     }
 
     void flow() {
@@ -493,6 +507,7 @@ void validate(const Artifact &artifact, const char *file, const Offsets &offsets
     visit_all(artifact.steps, fields);
     visit_all(artifact.flow, fields);
     visit_all(artifact.host, fields);
+    visit_all(artifact.tensors, fields);
     visit_all(artifact.programs, fields);
     for (size_t i = 0; i < artifact.dims.size(); ++i) {
         const Run code = artifact.dims[i].code;

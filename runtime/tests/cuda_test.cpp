@@ -141,6 +141,25 @@ struct Case {
         options.stream = stream;
         return aot_session_run(session, in, 2, bind ? out : nullptr, bind ? 2 : 0, &options, error);
     }
+    // With the steps counted.
+    int32_t trace(aot_session *session, aot_error *error = nullptr, void *stream = nullptr) {
+        aot_run_options options{};
+        options.struct_size = sizeof options;
+        options.stream = stream;
+        steps = 0;
+        const aot_trace_function told = [](void *user, const aot_trace_step *step) -> int32_t {
+            Case &self = *static_cast<Case *>(user);
+            const aot_tensor &tensor = *step->tensors[0].tensor;
+            CHECK(step->step == self.steps++ && step->tensor_count == 1 && tensor.shape[0] == self.n && tensor.device_type == 1);
+            const float *const found = static_cast<const float *>(tensor.data);
+            for (int64_t i = 0; i < self.n; ++i) {
+                const float sum = self.x[i] + weight(i), next = sum + self.cache[i];
+                CHECK(found[i] == (step->step == 0 ? sum : step->step == 3 ? next + sum : next));
+            }
+            return 0;
+        };
+        return aot_session_trace(session, in, 2, out, 2, &options, told, this, error);
+    }
     bool fetch(void *stream = nullptr) {
         if (tensors[2].device_type != 2) return true;
         return aot_device_copy(model, y.data(), tensors[2].data, static_cast<size_t>(n) * 4, stream, nullptr) == AOT_OK &&
@@ -156,6 +175,7 @@ struct Case {
 
     const aot_model *model = nullptr;
     int64_t n, shape[1];
+    uint32_t steps = 0;
     std::vector<float> x, cache, y, next;
     std::vector<void *> pieces;
     aot_tensor tensors[4];
@@ -319,6 +339,8 @@ void captured() {
         aot_error error = new_error();
         CHECK(host.run(session, &error, stream) == AOT_ERROR_GUARD);
         CHECK_TEXT(error.message, "while a stream is captured");
+        CHECK(c.trace(session, &error, stream) == AOT_ERROR_ARGUMENT);
+        CHECK_TEXT(error.message, "a run cannot be traced while a stream is captured");
         Graph graph;
         Executable executable;
         CHECK(cuStreamEndCapture(stream, &graph) == 0 && cuGraphInstantiateWithFlags(&executable, graph, 0) == 0);
@@ -512,8 +534,11 @@ int32_t all_of_it(uint32_t flags, aot_error *error) {
         if (status == AOT_OK && found) status = device.run(session, error);
         if (status == AOT_OK && found && device.fetch()) CHECK(device.right());
         if (status == AOT_OK && found) status = device.run(session, error, nullptr, false);
+        if (status == AOT_OK) status = other.trace(session, error);
+        if (status == AOT_OK) CHECK(other.right() && other.steps == 4);
         aot_step_time times[4];
         uint64_t run_ns = 0;
+        if (status == AOT_OK && found) status = host.run(session, error);
         if (status == AOT_OK && found) status = aot_session_time_steps(session, 2, times, 4, nullptr, &run_ns, error);
     }
     aot_session_destroy(session);

@@ -293,6 +293,49 @@ static void test_profile(const aot_model *model) {
     drop(&c);
 }
 
+typedef struct Traced {
+    int steps, stop_at;
+    const aot_model *model;
+} Traced;
+
+static int32_t look(void *user, const aot_trace_step *step) {
+    Traced *traced = user;
+    CHECK(step->struct_size == sizeof *step && step->program == 0 && (int)step->step == traced->steps);
+    CHECK(step->tensor_count == 0 && step->reserved == 0);  // format 1.0 knew of none
+    CHECK(aot_model_program_step_loc(traced->model, step->program, step->step, 0) != NULL);
+    CHECK(strcmp(step->label, step->step ? "add + relu" : "matmul 5x19") == 0);
+    return traced->steps++ == traced->stop_at;
+}
+
+static void test_trace(const aot_model *model) {
+    for (uint32_t threads = 1; threads < 4; ++threads) {
+        aot_session_options options = {.struct_size = sizeof options, .thread_count = threads,
+                                       .flags = AOT_SESSION_ALL_THREADS | (threads == 3 ? AOT_SESSION_PROFILE : 0)};
+        aot_session *session = NULL;
+        CHECK(aot_session_create(model, &options, &session, &error) == AOT_OK);
+        Case c;
+        make(&c, 7);
+        Traced traced = {.stop_at = -1, .model = model};
+        CHECK(aot_session_trace(session, c.inputs, 1, c.outputs, 1, NULL, look, &traced, &error) == AOT_OK);
+        CHECK(right(c.x, c.y, 7) && traced.steps == 2);
+        for (int stop = 0; stop < 2; ++stop) {
+            traced.steps = 0, traced.stop_at = stop;
+            CHECK(aot_session_trace(session, c.inputs, 1, c.outputs, 1, NULL, look, &traced, &error) == AOT_ERROR_CANCELLED);
+            CHECK(traced.steps == stop + 1 && strstr(error.message, "stopped by the function"));
+        }
+        CHECK(run(session, &c) == AOT_OK && right(c.x, c.y, 7) && traced.steps == 2);
+        CHECK(aot_session_trace(session, c.inputs, 1, NULL, 0, NULL, NULL, NULL, &error) == AOT_ERROR_ARGUMENT);
+        CHECK(aot_session_trace(NULL, c.inputs, 1, NULL, 0, NULL, look, NULL, &error) == AOT_ERROR_ARGUMENT);
+        const int32_t cancel = 1;
+        aot_run_options cancelled = {.struct_size = sizeof cancelled, .cancel = &cancel};
+        traced.steps = 0;
+        CHECK(aot_session_trace(session, c.inputs, 1, NULL, 0, &cancelled, look, &traced, &error) == AOT_ERROR_CANCELLED);
+        CHECK(traced.steps == 0);
+        aot_session_destroy(session);
+        drop(&c);
+    }
+}
+
 typedef struct Worker {
     pthread_t thread;
     const aot_model *model;
@@ -423,6 +466,7 @@ int main(int argc, char **argv) {
     test_guards(model);
     test_cancel(model);
     test_profile(model);
+    test_trace(model);
     test_threads(model);
     test_parked(model);
 #if !defined(__SANITIZE_THREAD__)

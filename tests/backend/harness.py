@@ -117,6 +117,12 @@ def fenced(size_bytes: int, behind_bytes: int = 0) -> np.ndarray:
     return everything[pages - behind_bytes - size_bytes : pages - behind_bytes]
 
 
+def _strided(elements: np.ndarray, shape: Sequence[int], strides: Sequence[int]) -> np.ndarray:
+    """A view of elements; numpy makes none of ml_dtypes' float8_e5m2, so bytes are viewed as such."""
+    held = elements.view(np.uint8) if elements.dtype.itemsize == 1 else elements
+    return np.lib.stride_tricks.as_strided(held, shape, strides).view(elements.dtype)
+
+
 class Storage:
     """A buffer with a tensor in it, poisoned around. With `edge`, a page that traps follows it."""
 
@@ -134,7 +140,7 @@ class Storage:
         self.poison = poison
         self.bytes = self.all[GUARD_BYTES : GUARD_BYTES + size]
         elements = self.bytes[: size // item * item].view(type_.dtype.numpy)
-        self.logical = np.lib.stride_tricks.as_strided(elements[origin:], self.shape, [s * item for s in self.strides])
+        self.logical = _strided(elements[origin:], self.shape, [s * item for s in self.strides])
         self.halo = halo
         self.item = item
         self.elements = elements
@@ -145,7 +151,7 @@ class Storage:
         before = sum(low * s for (low, _), s in zip(self.halo, self.strides, strict=True))
         shape = [n + low + high for n, (low, high) in zip(self.shape, self.halo, strict=True)]
         start = self.elements[self.origin - before :]
-        return np.lib.stride_tricks.as_strided(start, shape, [s * self.item for s in self.strides])
+        return _strided(start, shape, [s * self.item for s in self.strides])
 
     def check_guards(self) -> None:
         assert (self.all[:GUARD_BYTES] == self.poison).all(), "written before the buffer"

@@ -29,6 +29,7 @@ from aot.program import (
     Source,
     Space,
     Step,
+    StepResult,
 )
 
 MOST = 4096
@@ -56,6 +57,10 @@ def program(target: str = "cuda:sm_90a", capability: int = 90, variant: str = ""
     if symbols:
         guards[0] = Guard(GuardKind.BIND, 0, 0, symbol=0, lo=0, hi=MOST)
     port = TensorType(dtypes.F32, (n,))
+
+    def result(argument: int, name: str) -> tuple[StepResult, ...]:
+        return (StepResult(argument, name, dtypes.F32, (n,), (1,)),)
+
     image = f"FAKE {capability} k_add_first k_add_state k_copy k_addscratch_last\0".encode()
     names = ("k_add_first", "k_add_state", "k_copy", "k_addscratch_last")
     locs = ("layer/Add", "layer/Cache", "layer/Identity", "layer/Sum")
@@ -86,10 +91,19 @@ def program(target: str = "cuda:sm_90a", capability: int = 90, variant: str = ""
             for name, loc, image in zip(names, locs, images, strict=True)
         ),
         steps=(
-            Step(0, (Argument(0), Argument(2), Argument(3)), (n,), locs=locs[:1], grid=grid(n)),
-            Step(1, (Argument(3), Argument(1), Argument(6)), (n,), locs=locs[1:2], grid=grid(n)),
-            Step(2, (Argument(6), Argument(4)), (n * 4,), locs=locs[2:3], grid=grid(n)),
-            Step(3, (Argument(4), Argument(3), Argument(5)), (n,), locs=locs[3:], grid=grid(n)),
+            Step(
+                0, (Argument(0), Argument(2), Argument(3)), (n,), locs=locs[:1], grid=grid(n), results=result(2, "sum")
+            ),
+            Step(
+                1,
+                (Argument(3), Argument(1), Argument(6)),
+                (n,),
+                locs=locs[1:2],
+                grid=grid(n),
+                results=result(2, "next"),
+            ),
+            Step(2, (Argument(6), Argument(4)), (n * 4,), locs=locs[2:3], grid=grid(n), results=result(1, "")),
+            Step(3, (Argument(4), Argument(3), Argument(5)), (n,), locs=locs[3:], grid=grid(n), results=result(2, "y")),
         ),
         code=image,
     )

@@ -27,6 +27,7 @@ from aot.program import (
     Source,
     Space,
     Step,
+    StepResult,
 )
 
 PRELUDE = """
@@ -134,8 +135,21 @@ def program(target: str = "cpu:x86-64", variant: str = "") -> Program:
             KernelCode("dense_relu", "MAP", "add + relu", ("layer/Add", "layer/Relu"), "rows", DENSE_SOURCE),
         ),
         steps=(
-            Step(0, (Argument(0), Argument(1), Argument(4)), (batch, K, M), M * 4, locs=("layer/MatMul",)),
-            Step(1, (Argument(4), Argument(2), Argument(5)), (batch, M), locs=("layer/Add", "layer/Relu")),
+            Step(
+                0,
+                (Argument(0), Argument(1), Argument(4)),
+                (batch, K, M),
+                M * 4,
+                locs=("layer/MatMul",),
+                results=(StepResult(2, "product", f32, (batch, M), (M, 1)),),
+            ),
+            Step(
+                1,
+                (Argument(4), Argument(2), Argument(5)),
+                (batch, M),
+                locs=("layer/Add", "layer/Relu"),
+                results=(StepResult(2, "y", f32, (batch, M), (M, 1)),),
+            ),
         ),
         code=compiled(DENSE_SOURCE),
         peak_bytes=256 + batch * M * 4,

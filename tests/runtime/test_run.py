@@ -417,4 +417,5 @@ def test_released_artifacts_still_load() -> None:
     for path in found:
         x = handmade.batch_of(11)
         np.testing.assert_array_equal(load(path)(x), handmade.expected(x))
-        assert Artifact.open(path).programs[0].steps == handmade.program().steps
+        steps = tuple(replace(step, results=()) for step in handmade.program().steps)  # 1.5 has them
+        assert Artifact.open(path).programs[0].steps == steps

@@ -441,6 +441,31 @@ typedef struct aot_step_time {
 AOT_API int32_t aot_session_time_steps(aot_session *session, uint32_t repeats, aot_step_time *out_steps, uint32_t count,
                                        uint32_t *out_count, uint64_t *out_run_ns, aot_error *error);
 
+/* A step of a run that is traced: it has ended, and the next one has not begun. All of it is borrowed for the call. */
+typedef struct aot_trace_step {
+    size_t struct_size;
+    uint32_t program; /* these two as aot_model_program_step takes them, */
+    uint32_t step;    /* which also describes the step and its nodes of the user's model */
+    const char *label; /* for people, such as "conv+add+relu" */
+    /* What the step wrote, in host memory, with strides: by the name of the value in the user's model, or "". Of an
+     * artifact without debug information (--strip-debug) there are none. */
+    const aot_named_tensor *tensors;
+    uint32_t tensor_count;
+    uint32_t reserved;
+} aot_trace_step;
+
+/* Is told of each step, by the thread that runs. Must not use the session. Other than 0: the run stops. */
+typedef int32_t (*aot_trace_function)(void *user, const aot_trace_step *step);
+
+/* As aot_session_run, one step after the other, with a call of `trace` behind each; in loops, each time. On a GPU, each
+ * kernel is waited for, and what it wrote is copied to the host: a kernel that fails is the one that the error names.
+ * Outputs are the same, bit for bit. For tools: other runs are no slower for it. Errors: as aot_session_run, CANCELLED
+ * where `trace` stopped it, ARGUMENT in a stream that is captured. */
+AOT_API int32_t aot_session_trace(aot_session *session, const aot_tensor *const *inputs, uint32_t input_count,
+                                  const aot_tensor *const *outputs, uint32_t output_count,
+                                  const aot_run_options *options, aot_trace_function trace, void *user,
+                                  aot_error *error);
+
 /* ---- Generated code ---- */
 
 /* How generated kernels are called; every thread of a run calls every kernel. */

@@ -109,6 +109,7 @@ void DeviceSession::FlowSpace::launch(Plan &plan, uint32_t first_step, uint8_t *
             s.fill(stream, address_of(outputs[i]), static_cast<size_t>(plan.port_bytes[inputs_before + i]));
         }
     }
+    if (s.trace_) s.trace_->first_step = first_step;
     s.put(plan, inputs, outputs, *s.flow_call_, s.profiling_);
     if (!s.profiling_) return;
     wait();

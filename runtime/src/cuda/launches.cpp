@@ -165,20 +165,33 @@ void Launches::launch_plain(Stream stream, bool programmatic, const Event *event
     };
     for (Launch &launch : launches_) {
         record(launch.step + 1);
-        LaunchAttribute attribute{};
-        attribute.id = kSerialization;
-        attribute.value = 1;
-        const KernelNode &node = launch.node;
-        LaunchConfig config{{node.grid[0], node.grid[1], node.grid[2]},
-                            {node.block[0], node.block[1], node.block[2]},
-                            node.shared_bytes,
-                            stream,
-                            &attribute,
-                            programmatic && launch.is_programmatic ? 1u : 0u};
-        const Result code = driver.launch(&config, node.function, node.parameters, nullptr);
-        if (code != result::OK) fail(code, launch, "launching it");
+        launch_one(launch, stream, programmatic && launch.is_programmatic);
     }
     record(step_count_ + 1);
+}
+
+void Launches::launch_one(const Launch &launch, Stream stream, bool early) const {
+    LaunchAttribute attribute{};
+    attribute.id = kSerialization;
+    attribute.value = 1;
+    const KernelNode &node = launch.node;
+    LaunchConfig config{{node.grid[0], node.grid[1], node.grid[2]},
+                        {node.block[0], node.block[1], node.block[2]},
+                        node.shared_bytes,
+                        stream,
+                        &attribute,
+                        early ? 1u : 0u};
+    const Result code = device_.device.driver.launch(&config, node.function, node.parameters, nullptr);
+    if (code != result::OK) fail(code, launch, "launching it");
+}
+
+void Launches::launch_alone(Stream stream, uint32_t step) {
+    for (const Launch &launch : launches_) {
+        if (launch.step != step) continue;
+        launch_one(launch, stream, false);
+        const Result code = device_.device.driver.stream_synchronize(stream);
+        if (code != result::OK) fail(code, launch, "running it");
+    }
 }
 
 size_t Launches::held_bytes() const {

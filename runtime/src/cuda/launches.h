@@ -22,6 +22,8 @@ public:
     void launch_graph(Stream stream);
     // Launches one by one; `events`, one more than steps, are recorded around each step where given.
     void launch_plain(Stream stream, bool programmatic, const Event *events);
+    // Launches a step, if these shapes want it at all, and waits for it.
+    void launch_alone(Stream stream, uint32_t step);
     // Nanoseconds of one launch of each of `count` steps and of a whole run, as means of `repeats` in a row (times.cpp).
     void time(Stream stream, uint32_t repeats, aot_step_time *steps, uint32_t count, uint64_t *run_ns);
     size_t held_bytes() const;
@@ -37,6 +39,7 @@ private:
     };
 
     [[noreturn]] void fail(Result code, const Launch &launch, const char *doing) const;
+    void launch_one(const Launch &launch, Stream stream, bool early) const;
     void drop_graph() noexcept;
     void set(void **pointer, uint8_t *address, const Plan &plan);
 

@@ -331,6 +331,7 @@ void DeviceSession::run(Call &call, Plan &plan, const aot_tensor *const *inputs,
     }
     const bool timed = profiling_ && !call.capturing_;
     if (poisoning_) poison(call.stream_, outputs);
+    if (trace_) trace_->first_step = 0;
     put(plan, input_addresses_.data(), output_addresses_.data(), call, timed);
     if (call.capturing_) {
         was_captured_ = true;
@@ -357,9 +358,29 @@ void DeviceSession::put(Plan &plan, uint8_t *const *inputs, uint8_t *const *outp
     }
     Launches &launches = *plan.launches;
     launches.patch(plan, inputs, outputs, pointer_of(arena_.address()), scratch_.address());
+    if (trace_) return put_traced(plan, call);
     // An early start means nothing on the NULL stream, and between events there is none.
     if (plain_ || call.capturing_) launches.launch_plain(call.stream_, call.stream_ && !timed, timed ? events_.data() : nullptr);
     else launches.launch_graph(call.stream_);
+}
+
+void DeviceSession::put_traced(Plan &plan, const Call &call) {
+    if (call.capturing_) {
+        throw Failure(AOT_ERROR_ARGUMENT, model_.name.c_str(), "Trace the model outside of the capture.",
+                      "a run cannot be traced while a stream is captured");
+    }
+    class DeviceReader final : public Trace::Reader {
+    public:
+        explicit DeviceReader(const Call &call) : call_(call) {}
+        void read(const uint8_t *from, uint8_t *to, size_t bytes) override { call_.read(from, to, bytes); }
+
+    private:
+        const Call &call_;
+    } reader(call);
+    for (uint32_t i = 0; i < plan.steps.size(); ++i) {
+        plan.launches->launch_alone(call.stream_, i);
+        trace_->tell(plan, i, &reader);
+    }
 }
 
 void DeviceSession::end_run(Stream stream) {

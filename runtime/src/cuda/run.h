@@ -5,6 +5,7 @@
 #include "cuda/launches.h"
 #include "flow_memory.h"
 #include "guards.h"
+#include "trace.h"
 
 namespace aot::cuda {
 
@@ -78,6 +79,9 @@ public:
     };
     Space &space() { return space_; }
 
+    // Of the run that comes: put kernels into the stream one by one, and tell of each (../trace.h). NULL: no more.
+    void set_trace(Trace *trace) { trace_ = trace; }
+
     // Times the launches of a plan that has run (times.cpp).
     void time(Plan &plan, uint32_t repeats, aot_step_time *steps, uint32_t count, uint64_t *run_ns);
 
@@ -114,6 +118,7 @@ private:
         DeviceSession &session_;
     };
 
+    void put_traced(Plan &plan, const Call &call);
     void put(Plan &plan, uint8_t *const *inputs, uint8_t *const *outputs, const Call &call, bool timed);
     void choose_stream(Call &call, bool any_device);
     void end_run(Stream stream);
@@ -149,6 +154,7 @@ private:
     FlowSpace space_{*this};
     Call *flow_call_ = nullptr;      // of the flow in progress
     uint64_t *flow_step_ns_ = nullptr;
+    Trace *trace_ = nullptr;
     bool has_run_ = false;
     bool was_captured_ = false;
 };

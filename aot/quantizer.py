@@ -1,0 +1,278 @@
+"""From calibration to a record: ranges, balance, correction and rounding for every product of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from aot import rounding
+from aot.calibrate import Calibration, Tell, gram_sums
+from aot.dtypes import F8E4M3
+from aot.ir import Array, Graph
+from aot.observations import Observation
+from aot.ops.quantized import FLOAT8_MOST, NIBBLE_ZERO, pack_rows
+from aot.options import CompileOptions
+from aot.quantization import FLOAT, STATIC, Entry, Method, NodeRecord, Quantization
+from aot.samples import Samples
+from aot.transforms.observe import taps
+from aot.transforms.products import Product, products_digest, weight_array
+from aot.transforms.quantize import packed_weight
+
+_LEVELS = 255
+_EXPONENTS = (0.25, 0.5, 0.75, 1.0)
+"""How much of a channel's range goes to its weight: SmoothQuant's alpha, of which the best is taken."""
+
+_WORTH = 0.7
+"""Balance costs a multiplication: it is used where it lessens the modelled error to this part."""
+
+_MOST_BALANCE = 1e4
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What an activation is quantized between, and the balance of its channels; empty: none."""
+
+    low: float
+    high: float
+    balance: Array
+
+
+def records(
+    products: Sequence[Product], method: Method, calibration: Calibration | None, notes: list[str]
+) -> tuple[NodeRecord, ...]:
+    """What each product needs for the method's form; those that cannot have it, or shall not, are float.
+
+    `notes` gets a warning, in the user's names, for whatever was done otherwise than asked.
+    """
+    ranges: dict[str, Range] = {}
+    seen: dict[str, Observation] = {}
+    if calibration is not None:
+        for name, group in taps(products).items():
+            observation = calibration.taps[name]
+            found = _range(observation, group, method) if method.form in STATIC else Range(0.0, 0.0, _NONE)
+            _warn(name, observation, notes)
+            ranges |= dict.fromkeys((product.name for product in group), found)
+            seen |= dict.fromkeys((product.name for product in group), observation)
+    return tuple(_record(product, method, ranges.get(product.name), seen.get(product.name)) for product in products)
+
+
+_NONE = np.zeros(0, np.float32)
+
+
+def _record(product: Product, method: Method, found: Range | None, seen: Observation | None) -> NodeRecord:
+    if why_float(product, method, seen):
+        return NodeRecord(product.name, FLOAT)
+    means = _NONE
+    if method.bias_correction and seen is not None and seen.rows:
+        means = seen.means.astype(np.float32)
+    record = NodeRecord(product.name, method.form, means=means)
+    if found is None or method.form not in STATIC:
+        return record
+    scale, zero = parameters(found.low, found.high, method)
+    return replace(record, scale=scale, zero_point=zero, balance=found.balance)
+
+
+def why_float(product: Product, method: Method, seen: Observation | None) -> str:
+    """Why a product keeps its floats whatever is measured, or nothing."""
+    asked = next((part for part in method.float_nodes if part in product.name), None)
+    if asked is not None:
+        return f"asked for: {asked}"
+    if method.form.endswith("-weights") and product.node.op != "matmul":
+        return "only the weights of matrix products are held in few bits"
+    if method.form in STATIC and seen is not None:
+        if not seen.elements:
+            return "no data went through it"
+        if seen.not_finite:
+            return f"{seen.not_finite} of its inputs were infinite or NaN on the data"
+        if seen.is_constant:
+            return "its input was one number on all of the data"
+    return ""
+
+
+def _warn(name: str, seen: Observation, notes: list[str]) -> None:
+    if seen.not_finite:
+        notes.append(f"{name}: {seen.not_finite} of its inputs were infinite or NaN on the data: it stays float")
+    elif seen.elements and seen.is_constant:
+        notes.append(f"{name}: its input was {seen.least:g} everywhere on the data: it stays float")
+    elif (constant := seen.constant_channels()) and constant * 2 > seen.low.size > 8:
+        notes.append(f"{name}: {constant} of {seen.low.size} channels of its input had one value on all of the data")
+
+
+def parameters(low: float, high: float, method: Method) -> tuple[float, int]:
+    """(scale, zero point) of an activation between two numbers: u8 for int8, without a zero point for fp8."""
+    if method.form.startswith("fp8"):
+        return float(np.float32(max(-low, high, 1e-30) / FLOAT8_MOST[F8E4M3])), 0
+    if method.symmetric:
+        return float(np.float32(max(-low, high, 1e-30) / 127)), 128
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = max((high - low) / _LEVELS, 1e-30)
+    return float(np.float32(scale)), int(np.clip(np.rint(-low / scale), 0, 255))
+
+
+# Ranges.
+
+
+def _range(seen: Observation, group: Sequence[Product], method: Method) -> Range:
+    """The range of a tensor that these products read, with a balance of its channels where that pays."""
+    if method.form.startswith("fp8"):
+        return Range(seen.least, seen.greatest, _NONE)
+    low, high = seen.range(method.observer, method.percentile, _LEVELS)
+    if method.symmetric:
+        high = max(-low, high)
+        low = -high
+    plain = Range(low, high, _NONE)
+    if not method.balance or not seen.elements:
+        return plain
+    weights = [weight_array(product) for product in group]
+    largest = _largest(group, weights)
+    most = seen.most
+    usable = (most > 0) & (largest > 0)
+    if not usable.any():
+        return plain
+    best, least = plain, _WORTH * _modelled_error(seen, group, weights, plain, seen.error(low, high, _LEVELS))
+    for exponent in _EXPONENTS:
+        factor = np.ones(len(most))
+        factor[usable] = most[usable] ** exponent / largest[usable] ** (1 - exponent)
+        factor /= np.exp(np.mean(np.log(factor[usable])))
+        balance = np.where(usable, np.clip(factor, 1 / _MOST_BALANCE, _MOST_BALANCE), 1.0).astype(np.float32)
+        ends = [np.where(np.isfinite(end), end, 0) / balance for end in (seen.low, seen.high)]
+        found = Range(min(float(ends[0].min()), 0.0), max(float(ends[1].max()), 0.0), balance)
+        if method.symmetric:
+            top = max(-found.low, found.high)
+            found = Range(-top, top, balance)
+        step = (found.high - found.low) / _LEVELS
+        error = _modelled_error(seen, group, weights, found, step * step / 12)
+        if error < least:
+            best, least = found, error
+    return best
+
+
+def _largest(group: Sequence[Product], weights: Sequence[Array]) -> Array:
+    """f64 [channels]: the largest magnitude of the weights of each channel."""
+    found = np.zeros(group[0].channels)
+    for product, weight in zip(group, weights, strict=True):
+        found = np.maximum(found, _over_outputs(product, np.abs(weight), np.max))
+    return found
+
+
+def _over_outputs(product: Product, array: Array, reduce: Callable[..., Array]) -> Array:
+    """f64 [channels]: a weight's numbers of each channel, reduced."""
+    if product.node.op == "matmul":
+        return np.asarray(reduce(array, axis=1), np.float64)
+    outputs, inputs, *_ = array.shape
+    grouped = array.reshape(product.groups, outputs // product.groups, inputs, -1)
+    return np.asarray(reduce(grouped, axis=(1, 3)), np.float64).reshape(-1)
+
+
+def _modelled_error(
+    seen: Observation, group: Sequence[Product], weights: Sequence[Array], found: Range, activation: float
+) -> float:
+    """The squared error of the outputs that rounding of activations (of that variance) and of weights makes."""
+    balance = found.balance.astype(np.float64) if found.balance.size else np.ones(group[0].channels)
+    power = seen.squares / balance**2
+    total = 0.0
+    for product, weight in zip(group, weights, strict=True):
+        scaled = weight * product.by_channel(balance)
+        axes = tuple(axis for axis in range(weight.ndim) if axis != product.output_axis)
+        steps = np.abs(scaled).max(axis=axes) / 127
+        total += activation * float(np.square(scaled).sum())
+        per_output = np.broadcast_to(product.by_channel(power), weight.shape).sum(axis=axes)
+        total += float((steps**2 / 12 * per_output).sum())
+    return total
+
+
+# Rounding with data.
+
+
+def rounded_with_data(
+    graph: Graph, products: Sequence[Product], record: Quantization, data: Samples,
+    options: CompileOptions, tell: Tell,
+) -> Quantization:  # fmt: skip
+    """The record with weights that were rounded so that the products keep their values on the data."""
+    method = record.method
+    by_node = record.by_node
+    chosen = [product for product in products if by_node[product.name].form != FLOAT]
+    bits = 4 if method.form == "int4-weights" else 8
+    low, high = (-NIBBLE_ZERO, NIBBLE_ZERO - 1) if bits == 4 else (-127, 127)
+    made: dict[str, NodeRecord] = {}
+    for product, gram in gram_sums(graph, chosen, data, options, tell):
+        weight = weight_array(product)
+        _, scale, _, block = packed_weight(weight, by_node[product.name], method.block)
+        numbers = rounding.gptq(weight, gram, scale, block, low, high)
+        stored = pack_rows(numbers + NIBBLE_ZERO) if bits == 4 else numbers.astype(np.int8)
+        made[product.name] = replace(by_node[product.name], weight=stored, weight_scale=scale)
+    return replace(record, nodes=tuple(made.get(node.node, node) for node in record.nodes))
+
+
+# The ledger's first columns.
+
+
+def entries(products: Sequence[Product], record: Quantization, calibration: Calibration | None) -> tuple[Entry, ...]:
+    """A line for each product: what rounding does to its weight and its input."""
+    by_node: Mapping[str, NodeRecord] = record.by_node
+    seen: dict[str, Observation] = {}
+    if calibration is not None:
+        for name, group in taps(products).items():
+            seen |= dict.fromkeys((product.name for product in group), calibration.taps[name])
+    found = []
+    for product in products:
+        node = by_node[product.name]
+        entry = Entry(
+            node=product.name, op=product.node.op, form=node.form, weight_bytes=product.weight.bytes,
+            reason=why_float(product, record.method, seen.get(product.name)),
+        )  # fmt: skip
+        if node.form != FLOAT:
+            entry = replace(entry, weight_snr_db=_weight_snr_db(product, node, record.method))
+        if node.form in STATIC and product.name in seen:
+            entry = _with_input(entry, node, seen[product.name])
+        found.append(entry)
+    return tuple(found)
+
+
+def _with_input(entry: Entry, node: NodeRecord, seen: Observation) -> Entry:
+    if node.form != "int8":
+        return entry
+    low, high = -node.zero_point * node.scale, (_LEVELS - node.zero_point) * node.scale
+    if node.balance.size:
+        step = node.scale
+        return replace(entry, input_snr_db=_db(float((seen.squares / node.balance**2).mean()), step * step / 12))
+    power = float(seen.squares.mean())
+    return replace(entry, input_snr_db=_db(power, seen.error(low, high, _LEVELS)), saturated=seen.saturated(low, high))
+
+
+def _weight_snr_db(product: Product, node: NodeRecord, method: Method) -> float | None:
+    weight = weight_array(product)
+    if node.form.endswith("-weights"):
+        return None
+    if node.balance.size:
+        weight = weight * product.by_channel(node.balance)
+    fp8 = node.form.startswith("fp8")
+    axis = product.output_axis if method.per_channel else None
+    scale = rounding.scales(weight, axis, 448 if fp8 else 127, shrink=not fp8)
+    spread = product.per_output(scale) if scale.size > 1 else scale.reshape(())
+    numbers = rounding.to_float8(weight, spread) if fp8 else rounding.to_int8(weight, spread)
+    error = weight - numbers.astype(np.float32) * spread
+    return _db(float(np.square(weight, dtype=np.float64).sum()), float(np.square(error, dtype=np.float64).sum()))
+
+
+def _db(signal: float, noise: float) -> float | None:
+    """The ratio in decibels, with one digit; None where there is no signal, 200 at most."""
+    if signal <= 0:
+        return None
+    return round(min(10 * float(np.log10(signal / max(noise, signal * 1e-20))), 200.0), 1)
+
+
+def planned(products: Sequence[Product], method: Method, calibration: Calibration | None) -> Quantization:
+    """The record of a method, with nothing measured yet."""
+    digest = products_digest(products)
+    if calibration is not None:
+        calibration.check(digest)
+    notes: list[str] = []
+    nodes = records(products, method, calibration, notes)
+    record = Quantization(
+        method, nodes, digest, calibration.data if calibration else "", calibration.samples if calibration else 0,
+        notes=tuple(notes),
+    )  # fmt: skip
+    return replace(record, ledger=entries(products, record, calibration))
