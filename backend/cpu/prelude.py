@@ -180,7 +180,7 @@ def _float8(name: str, mantissa: int, bias: int, nan: int, most: int) -> str:
         "  const v_u32 is_nan = (v_u32)(a > 0x7f800000u);\n"
         f"  v_u32 r = (small & is_small) | (normal & ~is_small); r = (r & ~is_large) | ({most}u & is_large);\n"
         f"  r = (r & ~is_nan) | ({nan}u & is_nan);\n"
-        "  return __builtin_convertvector(r | ((b >> 24) & 128u), v_u8); }\n"
+        "  return narrow_i32_u8((v_i32)(r | ((b >> 24) & 128u))); }\n"
     )
 
 
