@@ -365,10 +365,11 @@ def quantized_weights(definition: Any, form: str, folder: Path) -> dict[str, Arr
     record = Quantization.open(folder / f"{definition.name}.{form}.record")
     options = CompileOptions(targets=(TARGET,), precision="fp16", weights="none", quantization=record)
     consts = [
-        const
+        source
         for lowered in driver.lower(program_of(definition), options)
         for graph in lowered.ordered
         for const in graph.consts.values()
+        for source in (const.recipe_sources if const.recipe is not None else (const,))
     ]
     return {const.source: const.array() for const in consts if const.source and const.dtype.itemsize_bytes == 1}
 

@@ -129,7 +129,7 @@ def test_weights_that_fill_no_words(rows: int) -> None:
 
 
 LLAMA = ((2048, 2048), (2048, 8192), (8192, 2048), (2048, 16384))
-"""Summed and columns of a layer's products: attention's last, one of the gate's two, the last, the gate's two joined."""
+"""Summed and columns of a layer's products: attention's last, half of the gate's, the last, the gate's."""
 
 
 @pytest.mark.parametrize("name", ["sm_90a", "sm_86", "compute_80"])
