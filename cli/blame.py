@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from aot.cli.local_errors import UNITS, Judgement, Precision, Rounded, judge
+from aot.cli.local_errors import UNITS, Judgement, Precision, Rounded, judge, unit_of
 from aot.cli.measures import Distance, distance, error_histogram, value_histogram, value_range
 from aot.cli.reference import Comparison, widened
 from aot.cli.traced import KernelJudgement, Named, Traced
@@ -170,22 +170,22 @@ def compare_tensors(
     precision: Precision,
 ) -> tuple[list[Row], int]:
     """A row for each matched tensor, in the order in which the program made them, and how many nodes were not run."""
-    arrays = {value: widened(named.array) for value, named in matched.items()}
+    arrays = {value: named.array for value, named in matched.items()}
     steps = {value: named.steps for value, named in matched.items() if named.steps is not None}
     reference = {
         value: inner[value.name]
         for value in matched
         if value.name in inner and inner[value.name].shape == matched[value].array.shape
     }
-    judged, left_out = judge(graph, _inputs(graph, feed), arrays, precision, steps=steps, reference=reference)
+    judged, left_out = judge(graph, _inputs(graph, feed), arrays, precision, steps=steps, with_drift=True)
     rows = []
     for own in judged:
         named, expected = matched[own.value], reference.get(own.value)
         against = None if expected is None else distance(arrays[own.value], expected)
         bound = None
         if own.drift is not None and against is not None:
-            unit = precision.unit * against.most * 8
-            bound = 8 * own.drift + unit + (named.steps.size if named.steps is not None else 0.0)
+            unit = max(precision.unit, unit_of(named.array)) if own.value.type.dtype.is_float else 0.0
+            bound = 8 * (own.drift + unit * against.most) + (named.steps.size if named.steps is not None else 0.0)
         rows.append(
             Row(
                 own.value.name, named.order, named.label, own.nodes, str(own.value.type.dtype),
