@@ -19,21 +19,21 @@ import numpy as np
 
 from aot import driver
 from aot.backend.base import Backend
-from aot.errors import AotError, OptionError
+from aot.errors import AotError, OptionError, UnsupportedError
 from aot.ir import Array, Graph
 from aot.observations import Observation
 from aot.options import CompileOptions
 from aot.quantization import archive_bytes, read_archive, read_file
+from aot.samples import Data, Sample, Samples, open_samples
 from aot.target import Target
 from aot.transforms.observe import RESULTS, grams, observed, taps
 from aot.transforms.products import Product, products, products_digest
 
-Sample = Mapping[str, Array]
-"""The inputs of one run, by name."""
-
 Tell = Callable[[str, str], None]
 
 _AGAIN = "Write it with `aotc calibrate`."
+NO_PRODUCT = "the model has no product with a constant weight: there is nothing to quantize"
+
 _MODULUS = 1 << 256
 _GRAM_BYTES = 1 << 30
 """What sums of x xᵀ may take at a time; more products are another pass over the data."""
@@ -104,16 +104,28 @@ class Calibration:
             )
 
 
-def calibrate(
-    model: Any, data: Iterable[Sample], options: CompileOptions | None = None, tell: Tell | None = None
-) -> Calibration:
+def calibrate(model: Any, data: Data, options: CompileOptions | None = None, tell: Tell | None = None) -> Calibration:
     """Runs a model on samples (the inputs of a run, by name) and records what its products read.
 
-    `model` as aot.compile takes it. Raises OptionError where there are no samples, and for one that does not fit.
+    `model` as aot.compile takes it, `data` as aot.samples.open_samples. Raises OptionError where there are no samples,
+    and for one that does not fit.
     """
     options = plain(options or CompileOptions())
-    graph = driver.core_graph(model, options)
-    return calibrate_graph(graph, products(graph), data, options, tell or (lambda stage, detail: None))
+    graphs = driver.core_graphs(model, options)
+    if len(graphs) > 1:
+        raise in_branches(graphs)
+    (graph,) = graphs
+    samples = open_samples(data, graph.inputs)
+    return calibrate_graph(graph, products(graph), samples(), options, tell or (lambda stage, detail: None))
+
+
+def in_branches(graphs: Sequence[Graph]) -> UnsupportedError:
+    """The error for a model of several graphs: values inside of branches and loops cannot be observed."""
+    return UnsupportedError(
+        "values inside of branches and loops that are decided in a run cannot be observed",
+        where=f"a model of {len(graphs)} blocks",
+        hint="Fix the input that decides (--set NAME=VALUE), or choose a form that needs no data: int8-dynamic.",
+    )
 
 
 def calibrate_graph(
@@ -122,7 +134,7 @@ def calibrate_graph(
     """The same for a graph that has been through the passes that all targets share, and its products."""
     groups = taps(found)
     if not groups:
-        raise OptionError("the model has no product with a constant weight: there is nothing to quantize")
+        raise OptionError(NO_PRODUCT)
     names = list(groups)
     tell("build", f"{len(names)} tensors are observed")
     seen: dict[str, Observation] = {}
@@ -142,7 +154,7 @@ def calibrate_graph(
 
 
 def gram_sums(
-    graph: Graph, chosen: Sequence[Product], data: Callable[[], Iterable[Sample]], options: CompileOptions, tell: Tell
+    graph: Graph, chosen: Sequence[Product], data: Samples, options: CompileOptions, tell: Tell
 ) -> Iterator[tuple[Product, Array]]:
     """For each matmul f64 [channels, channels], the sum of x xᵀ over the data, which is gone through again for more.
 
@@ -197,22 +209,11 @@ def running(graph: Graph, options: CompileOptions) -> Iterator[Any]:
 
 
 def run(model: Any, sample: Sample, number: int) -> Mapping[str, Array]:
-    """The results of one run; raises OptionError, which names the sample, where it does not fit."""
-    if not isinstance(sample, Mapping):
-        raise OptionError(
-            f"a sample is the inputs of one run, arrays by name, not {type(sample).__name__}",
-            where=f"sample {number + 1} of the data",
-        )
+    """The results of one run; raises OptionError, which names the sample, where its shapes do not fit."""
     wanted = {spec.name for spec in model.inputs}
     try:
-        given = {name: np.ascontiguousarray(array) for name, array in sample.items()}
-        unknown = sorted(set(given) - wanted)
-        if unknown:
-            raise OptionError(f"no input {unknown[0]!r}", hint=f"The inputs are {', '.join(sorted(wanted))}.")
-        for name, array in given.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise OptionError("the input holds NaN or infinity", where=name, hint="Leave such samples out.")
-        results: Mapping[str, Array] = model.run({n: a for n, a in given.items() if n in wanted})
+        given = {name: np.ascontiguousarray(array) for name, array in sample.items() if name in wanted}
+        results: Mapping[str, Array] = model.run(given)
         return results
     except AotError as error:
         where = f"sample {number + 1} of the data" + (f", {error.where}" if error.where else "")

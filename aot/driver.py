@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from aot import custom, frontend
@@ -18,19 +19,23 @@ from aot.backend import BACKENDS
 from aot.backend.base import Backend, Built
 from aot.control import has_control
 from aot.dims import typical
-from aot.errors import TargetError, UnsupportedError
+from aot.errors import OptionError, TargetError
 from aot.host_steps import Placed, host_target, place_host_steps
 from aot.ir import Graph
 from aot.offsets import DEFAULT_NODE_BUDGET
+from aot.ops.contract import MATMULS
+from aot.ops.window import CONVS
 from aot.options import Binding, CompileOptions, DimRange
 from aot.partition import FlowChart, partition
 from aot.passes import Context, Pass, PassManager, Rewrites, check_disable
 from aot.pipeline import CORE_PASSES, PIPELINE, TARGET_PASSES
 from aot.program import HostStep, Program
+from aot.quantization import FORMS, Quantization
 from aot.target import Target
 from aot.text import print_graph
 from aot.transforms.bind_shapes import bind_shapes
 from aot.transforms.convert_io import convert_io
+from aot.transforms.products import products
 from aot.views import VIEW_OPS
 
 Progress = Callable[[str, str], None]
@@ -45,6 +50,7 @@ class BuildReport:
     seconds: dict[str, float] = field(default_factory=dict)
     refusals: tuple[tuple[str, str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    products: tuple[Mapping[str, str], ...] = ()  # of a program with quantized ones: node, op and form of each
     host_steps: tuple[tuple[str, HostStep], ...] = ()  # with the target of their program
     rewrites: dict[str, Rewrites] = field(default_factory=dict)  # of each variant, over all targets
 
@@ -100,6 +106,9 @@ def compile(
     operators: Iterable[custom.Operator | str | os.PathLike[str]] = (),
     progress: Progress | None = None,
     external_name: str = "",
+    quantize: Any = None,
+    calibration: Any = None,
+    accuracy_budget: str | None = None,
     **changes: Any,
 ) -> Artifact:
     """Compiles a model: the path or the bytes of an ONNX file or of a torch.export program (.pt2), an onnx.ModelProto,
@@ -109,14 +118,44 @@ def compile(
     `target` is one or several targets ("cpu", "cpu:x86-64-v3"); `changes` are fields of
     CompileOptions. `operators` are custom operators beside those of installed packages: aot.custom.Operator,
     or modules and files that define OPERATORS. `external_name` is the file name of the weights for
-    weights="external". The artifact's `report` says what was done. Raises ModelError, UnsupportedError,
-    OptionError, TargetError, OperatorError; CompilerError is a defect of aotc.
+    weights="external". `quantize`: a form such as "int8", an aot.quantization.Method, or a record (a Quantization or
+    its path); "int8" where only `calibration` is given, which is data as aot.samples.open_samples takes it, such as an
+    iterator of samples, or an aot.calibrate.Calibration. `accuracy_budget`: what quantization may cost, as
+    aot.metrics.parse_budget reads it, measured on the data. The artifact's `report` says what was done. Raises
+    ModelError, UnsupportedError, OptionError, TargetError, OperatorError; CompilerError is a defect of aotc.
     """
     options = replace(options or CompileOptions(), **changes)
     if target is not None:
         options = replace(options, targets=(target,) if isinstance(target, str) else tuple(target))
     with custom.use(operators):
+        if quantize is not None or calibration is not None:
+            record = _quantization(model, quantize, calibration, accuracy_budget, options, progress)
+            options = replace(options, quantization=record)
+        elif accuracy_budget is not None:
+            raise OptionError("there is an accuracy budget, and nothing is quantized", hint="Name a form: int8.")
         return _compile(model, options, progress, external_name)
+
+
+def _quantization(
+    model: Any, how: Any, calibration: Any, budget: str | None, options: CompileOptions, progress: Progress | None
+) -> Quantization:
+    """The record of what is quantized: as it is given, or made now."""
+    from aot.calibrate import Calibration  # these build programs of their own, through this module
+    from aot.quantize import quantize
+
+    how = "int8" if how is None else how
+    if isinstance(how, Quantization) or (isinstance(how, (str, os.PathLike)) and how not in FORMS):
+        if calibration is not None or budget is not None:
+            raise OptionError(
+                "the record says what is quantized; calibration and a budget are for making one",
+                hint="Name a form such as int8 instead of the record, or leave them out.",
+            )
+        return how if isinstance(how, Quantization) else Quantization.open(Path(how))
+    known = isinstance(calibration, Calibration)
+    return quantize(
+        model, how, data=None if known else calibration, calibration=calibration if known else None,
+        accuracy_budget=budget, options=options, tell=progress,
+    )  # fmt: skip
 
 
 def _compile(model: Any, options: CompileOptions, progress: Progress | None, external_name: str) -> Artifact:
@@ -148,6 +187,7 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
             )
         report.host_steps += tuple((target.name, step) for step in placed.host)
         debug |= each.texts
+        report.products = report.products or forms(each.ordered)
         if not report.figures:
             report.figures = figures(each.sources, each.cores, each.ordered, assembled)
     programs = _shared_state(programs)
@@ -202,6 +242,7 @@ def _lowered(
             graph, chart, blocks, context = _blocks(graph, context)
             run = partial(_run, CORE_PASSES, context, "transform", tell)
             cores = [run(block) for block in blocks]
+            _check_record(options.quantization, cores)
         for backend, hardware in targets:
             placed = place_host_steps(graph, chart, cores, backend, hardware, allowed=options.host_steps)
             with report.stage("fuse and plan"):
@@ -251,23 +292,30 @@ def _edges(options: CompileOptions) -> frontend.Edges:
     return frontend.Edges(options.overridable, dict(options.values))
 
 
-def core_graph(model: Any, options: CompileOptions) -> Graph:
-    """The model's general program after the passes that all targets share: what calibration and measurement work on.
+def core_graphs(model: Any, options: CompileOptions) -> tuple[Graph, ...]:
+    """The model's general program after the core passes: what calibration and measurement work on.
 
-    Raises UnsupportedError for a model with branches or loops that are decided in a run.
+    Several graphs, in order, where branches or loops that are decided in a run cut it.
     """
     graphs, _, applied = _read(model, options)
     backend, target = resolve_targets(options)[0]
     graph, _, variant = list(_variants(graphs, applied))[-1]
-    graph, chart, _, context = _blocks(graph, Context(options=variant, target=target, backend=backend))
-    if chart is not None:
-        node = next(node for node in graph.nodes if node.regions)
-        raise UnsupportedError(
-            "values inside of branches and loops cannot be observed",
-            where=node.where,
-            hint="Fix the input that decides it (--set NAME=VALUE), or choose a form that needs no data: int8-dynamic.",
+    _, _, blocks, context = _blocks(graph, Context(options=variant, target=target, backend=backend))
+    return tuple(PassManager(CORE_PASSES, context).run(block) for block in blocks)
+
+
+def _check_record(record: Quantization | None, cores: Sequence[Graph]) -> None:
+    """Raises OptionError where a record is of another model: a product that it quantizes is not there."""
+    if record is None:
+        return
+    found = {product.name for graph in cores for product in products(graph)}
+    missing = [node.node for node in record.nodes if node.node not in found]
+    if missing:
+        raise OptionError(
+            f"the record quantizes {len(missing)} nodes that the model does not have",
+            where=missing[0],
+            hint="Make it of this model, with the same --dim, --set and --exact as the build has: aotc quantize.",
         )
-    return PassManager(CORE_PASSES, context).run(graph)
 
 
 def build_graph(graph: Graph, options: CompileOptions, hardware: tuple[Backend, Target]) -> tuple[Artifact, Graph]:
@@ -426,6 +474,23 @@ def figures(
     }
 
 
+def forms(ordered: Sequence[Graph]) -> tuple[Mapping[str, str], ...]:
+    """Node, op and form of every matrix product and convolution; nothing where all are of floats."""
+    found: list[Mapping[str, str]] = []
+    for graph in ordered:
+        for kernel in graph.nodes:
+            for node in kernel.regions[0].nodes if kernel.op == "kernel" else ():
+                if node.op not in MATMULS and node.op not in CONVS:
+                    continue
+                form = "float"
+                if node.op.endswith("_8bit"):
+                    form = "fp8" if node.operands[0].type.dtype.is_float else "int8"
+                elif node.op == "matmul_packed":
+                    form = f"int{node.attrs['bits']}-weights"
+                found.append({"node": ", ".join(node.locs[:1]), "op": node.op.partition("_")[0], "form": form})
+    return tuple(found) if any(item["form"] != "float" for item in found) else ()
+
+
 def _meta(
     options: CompileOptions, info: frontend.ImportInfo, report: BuildReport, targets: Sequence[tuple[Backend, Target]]
 ) -> Mapping[str, Any]:
@@ -448,6 +513,8 @@ def _meta(
         **({"host_steps": _host_meta(report)} if report.host_steps else {}),
         **({"operators": operators} if operators else {}),
         "options": options.to_json(),
+        **({"products": list(report.products)} if report.products else {}),
+        **({"quantization": options.quantization.summary()} if options.quantization is not None else {}),
         "precisions": {
             target.name: options.precision if options.precision in backend.precisions else "fp32"
             for backend, target in targets

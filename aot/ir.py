@@ -42,8 +42,8 @@ class Layout:
     """Where the elements of a tensor lie in its buffer.
 
     `order` lists the logical axes from the outermost in memory to the innermost; () is row-major.
-    `halo` gives, per logical axis, (before, after): extra zero elements around the tensor, which the
-    producer rewrites every run, so that sliding windows need no bounds checks; () is none.
+    `halo` gives, per logical axis, (before, after): extra elements around the tensor, each `fill`, which
+    the producer rewrites every run, so that sliding windows need no bounds checks; () is none.
     `strides` (elements, per logical axis), where given, override what order and halo imply: the
     tensor is a part of a larger buffer (a piece of a concatenation written into place).
     """
@@ -51,6 +51,7 @@ class Layout:
     order: tuple[int, ...] = ()
     halo: tuple[tuple[int, int], ...] = ()
     strides: tuple[Dim, ...] = ()
+    fill: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.order or self.halo or self.strides)

@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Protocol
 
+from aot.dtypes import I8, U8, DType
 from aot.errors import AotError, CompilerError, OptionError
 from aot.ir import Graph, Level, Node
 from aot.ops import Kind, OpError
@@ -74,6 +75,11 @@ class BackendInfo(Protocol):
     @property
     def precisions(self) -> frozenset[str]:
         """The precisions of float arithmetic that it has; see CompileOptions."""
+        ...
+
+    @property
+    def eight_bit_operands(self) -> tuple[DType, DType]:
+        """The types of bytes, i8 or u8 each, that products of integers take on their left and right."""
         ...
 
 
@@ -172,6 +178,11 @@ class Context:
     def reads_anywhere(self) -> bool:
         """Whether kernels of the backend read moved elements where they are."""
         return self.backend is not None and self.backend.reads_anywhere
+
+    @property
+    def eight_bit_operands(self) -> tuple[DType, DType]:
+        """The types of bytes that the backend's products of integers take on their left and right."""
+        return (U8, I8) if self.backend is None else self.backend.eight_bit_operands
 
     def allow(self, rule: str, where: str = "") -> bool:
         """Asked before a rewrite fires: counts it, and says no when it is disabled or beyond --bisect."""

@@ -17,6 +17,7 @@ from aot.transforms.fuse import fuse
 from aot.transforms.join import join
 from aot.transforms.join_alike import join_alike
 from aot.transforms.layout import assign_layouts
+from aot.transforms.lower_quantized import lower_quantized
 from aot.transforms.narrow import narrow
 from aot.transforms.normalize import normalize
 from aot.transforms.order import order
@@ -53,6 +54,9 @@ CORE_PASSES: tuple[Pass, ...] = (
 
 TARGET_PASSES: tuple[Pass, ...] = (
     quantize,  # after the core passes, whose products have the names of a record
+    lower_quantized,  # before join, which joins products of floats  [tests/passes/test_lower_quantized.py]
+    fold,  # weights that became floats are moved
+    dedupe,  # several products correct and convert one tensor alike
     split_keys,
     join,  # before assign_layouts, which gives the parts the strides of the whole  [tests/passes/test_join.py]
     join_alike,  # after join, which makes neighbours of queries and keys  [tests/passes/test_join_alike.py]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from aot import rounding
-from aot.calibrate import Calibration, Sample, Tell, gram_sums
+from aot.calibrate import Calibration, Tell, gram_sums
 from aot.dtypes import F8E4M3
 from aot.ir import Array, Graph
 from aot.observations import Observation
 from aot.ops.quantized import FLOAT8_MOST, NIBBLE_ZERO, pack_rows
 from aot.options import CompileOptions
 from aot.quantization import FLOAT, STATIC, Entry, Method, NodeRecord, Quantization
+from aot.samples import Samples
 from aot.transforms.observe import taps
 from aot.transforms.products import Product, products_digest, weight_array
 from aot.transforms.quantize import packed_weight
@@ -186,7 +187,7 @@ def _modelled_error(
 
 
 def rounded_with_data(
-    graph: Graph, products: Sequence[Product], record: Quantization, data: Callable[[], Iterable[Sample]],
+    graph: Graph, products: Sequence[Product], record: Quantization, data: Samples,
     options: CompileOptions, tell: Tell,
 ) -> Quantization:  # fmt: skip
     """The record with weights that were rounded so that the products keep their values on the data."""
@@ -263,7 +264,7 @@ def _db(signal: float, noise: float) -> float | None:
     return round(min(10 * float(np.log10(signal / max(noise, signal * 1e-20))), 200.0), 1)
 
 
-def planned(graph: Graph, products: Sequence[Product], method: Method, calibration: Calibration | None) -> Quantization:
+def planned(products: Sequence[Product], method: Method, calibration: Calibration | None) -> Quantization:
     """The record of a method, with nothing measured yet."""
     digest = products_digest(products)
     if calibration is not None:

@@ -87,6 +87,8 @@ def _pack(source: Array, shape: tuple[int, ...], coefficients: tuple[tuple[int, 
         raise ValueError(f"coefficients do not fit rank {source.ndim} to rank {len(shape)}")
     if 0 in shape:
         return np.zeros(shape, source.dtype)
+    if source.dtype.itemsize == 1 and source.dtype != np.uint8:  # numpy's views do not take ml_dtypes' float8_e5m2
+        return _pack(source.view(np.uint8), shape, coefficients).view(source.dtype)
     widths = []
     for extent, row in zip(source.shape, coefficients, strict=True):
         reach = [factor * (size - 1) for factor, size in zip(row, shape, strict=True)]

@@ -267,6 +267,8 @@ def _type_text(type_: TensorType, dim: Callable[[Dim], str]) -> str:
         parts.append(f"order={','.join(map(str, layout.order))}")
     if layout.halo:
         parts.append(f"halo={','.join(f'{before}:{after}' for before, after in layout.halo)}")
+    if layout.fill:
+        parts.append(f"fill={layout.fill}")
     if layout.strides:
         parts.append(f"strides={','.join(map(dim, layout.strides))}")
     return f"{text}{{{' '.join(parts)}}}"
@@ -415,7 +417,7 @@ _REST = re.compile(r".+")
 _NUMBER = re.compile(r"true|false|-?inf|nan|-?\d[\w.+-]*")
 _FLOAT = re.compile(r"-?(?:inf|nan)\b|-?\d+(?:\.\d*(?:e[+-]?\d+)?|e[+-]?\d+)")
 _JSON = json.JSONDecoder()
-_FIELD = re.compile(r"(order|halo|strides)=")
+_FIELD = re.compile(r"(order|halo|fill|strides)=")
 
 
 @dataclass(slots=True)
@@ -608,14 +610,14 @@ class _Parser:
         pieces = _FIELD.split(text)
         fields = dict(zip(pieces[1::2], (piece.strip() for piece in pieces[2::2]), strict=True))
         if pieces[0].strip() or not fields:
-            raise ValueError(f"a layout has order, halo and strides, got {text!r}")
+            raise ValueError(f"a layout has order, halo, fill and strides, got {text!r}")
         order = tuple(int(item) for item in fields["order"].split(",")) if "order" in fields else ()
         halo: list[tuple[int, int]] = []
         for item in fields["halo"].split(",") if "halo" in fields else ():
             before, _, after = item.partition(":")
             halo.append((int(before), int(after)))
         strides = self.dim_list(fields["strides"]) if "strides" in fields else ()
-        return Layout(order, tuple(halo), strides)
+        return Layout(order, tuple(halo), strides, int(fields.get("fill", 0)))
 
     def dim_list(self, text: str) -> tuple[Dim, ...]:
         return tuple(map(self.dim, _split(text)))

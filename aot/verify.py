@@ -254,13 +254,21 @@ def _verify_overwritten(node: Node, graph: Graph, position: int) -> None:
 
 
 def _verify_halo(conv: Node, kernel: Node, outside_type: Mapping[Value, TensorType]) -> None:
-    """The input of a convolution is read without bounds checks, so its halo covers the padding."""
+    """The input of a convolution is read without bounds checks: its halo covers the padding, and holds what that is."""
     x = conv.inputs[0]
     assert x is not None
     pads = conv.attrs["pads"]
     assert isinstance(pads, tuple)
     spatial = len(pads) // 2
-    halo = outside_type.get(x, x.type).halo
+    layout = outside_type.get(x, x.type).layout
+    halo = layout.halo or ((0, 0),) * x.type.rank
+    fill = conv.attrs.get("fill", 0)
+    if any(pads) and layout.fill != fill:
+        raise VerifyError(
+            f"the convolution reads {fill} outside of its input, whose halo holds {layout.fill}",
+            where=conv.where if conv.locs else kernel.where,
+            node=kernel,
+        )
     for axis in range(spatial):
         before, after = halo[2 + axis]
         wanted = (pads[axis], pads[spatial + axis])
@@ -332,6 +340,8 @@ def _type_fault(type_: TensorType) -> str:
             return f"a halo for {len(layout.halo)} of {rank} axes"
         if any(before < 0 or after < 0 for before, after in layout.halo):
             return f"halo {layout.halo} is negative"
+    if layout.fill and not any(map(any, layout.halo)):
+        return f"what a halo holds, {layout.fill}, and no halo"
     if layout.strides and len(layout.strides) != rank:
         return f"{len(layout.strides)} strides for {rank} axes"
     return ""

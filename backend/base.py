@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from aot.dims import Dim
+from aot.dtypes import DType
 from aot.ir import Node
 from aot.kernel import Kernel, Kind
 from aot.program import Image, RecipeStep
@@ -80,6 +81,8 @@ class Backend(Protocol):
     """Whether kernels compute where they read at so little cost that what only moves elements is no step."""
     precisions: frozenset[str]
     """The precisions of float arithmetic that it has; programs asked for in another are in fp32."""
+    eight_bit_operands: tuple[DType, DType]
+    """The types of bytes, i8 or u8 each, that products of integers take on their left and right."""
 
     def target(self, architecture: str) -> Target:
         """The target's table row; raises TargetError, listing the known ones."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,11 @@ from aot.cli.common import (
     target_bytes_text,
     wants,
 )
-from aot.cli.feeds import DimType, generic
+from aot.cli.feeds import generic
 from aot.cli.fusion import fusion_of, print_fusion
+from aot.cli.model_options import model_options
 from aot.cli.operators import operators_option, operators_text
+from aot.cli.quantize_options import QuantizeChoice, quantize_options
 from aot.errors import OptionError
 from aot.file_kinds import A_MODEL, ONNX, PROGRAM, kind_of
 from aot.options import (
@@ -36,11 +37,10 @@ from aot.options import (
     PRECISIONS,
     WEIGHTS,
     CompileOptions,
-    DimRange,
     combine_variants,
-    parse_set_option,
     parse_variant_option,
 )
+from aot.quantization import FORMS, Quantization
 
 
 class VariantType(click.ParamType[tuple[str, tuple[int, ...]]]):
@@ -57,30 +57,10 @@ class VariantType(click.ParamType[tuple[str, tuple[int, ...]]]):
             self.fail(f"{error.message}. {error.hint}", param, ctx)
 
 
-class SetType(click.ParamType[tuple[str, Any]]):
-    """NAME=VALUE."""
-
-    name = "name=value"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        try:
-            return parse_set_option(value) if isinstance(value, str) else value
-        except OptionError as error:
-            self.fail(f"{error.message}. {error.hint}", param, ctx)
-
-
 @click.command("build")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="OUT.aot", help="Default: MODEL.aot, here.")
 @click.option("--target", "targets", multiple=True, metavar="TARGET", help="cpu, cpu:x86-64-v3, … May be repeated.")
-@click.option(
-    "--dim", "dims", multiple=True, type=DimType(), metavar="NAME=LO..HI", help="Bounds, or NAME=N to fix it."
-)
-@click.option("--set", "values", multiple=True, type=SetType(), metavar="NAME=VALUE", help="Make an input a constant.")
-@click.option(
-    "--override", "overridable", multiple=True, metavar="NAME", help="Make an initializer an input; or all of these."
-)
-@click.option("--trust-pickle", is_flag=True, help="Read pickled weights of a .pt2 file, which can run code.")
 @click.option("--variant", "variants", multiple=True, type=VariantType(), metavar="NAME=1,8", help="Also specialize.")
 @click.option(
     "--precision",
@@ -96,7 +76,6 @@ class SetType(click.ParamType[tuple[str, Any]]):
     show_default=True,
     help="Of float32 inputs, outputs and state.",
 )
-@click.option("--exact", is_flag=True, help="No reassociation, no fused multiply-add across ops.")
 @click.option(
     "--no-host-steps", is_flag=True, help="Fail where a GPU has no kernel, instead of running that node on the CPU."
 )
@@ -107,10 +86,15 @@ class SetType(click.ParamType[tuple[str, Any]]):
 @click.option("--dump", "dump_dir", type=click.Path(path_type=Path), metavar="DIR", help="IR text after each pass.")
 @click.option("--disable", multiple=True, metavar="PASS[:n]", help="Skip a pass, its n-th run, or a rewrite rule.")
 @click.option("--bisect", type=int, metavar="N", help="Let only the first N rewrites happen.")
-@click.option("--jobs", type=int, metavar="N", help="Parallel compilers. Default: one per core.")
-@click.option("--cache", "cache_dir", type=click.Path(path_type=Path), envvar="AOTC_CACHE", help="Compiled kernels.")
-@click.option("--cc", "c_compiler", default="", envvar="AOTC_CC", metavar="CMD", help="C compiler. Default: search.")
 @click.option("--explain-fusion", is_flag=True, help="Also tell what was fused, what was not, and why.")
+@click.option(
+    "--quantize",
+    "how",
+    metavar="FORM|FILE",
+    help="int8, fp8, int8-dynamic, int4-weights, …, or a record of aotc quantize.",
+)
+@quantize_options
+@model_options
 @operators_option
 @click.option("--check", is_flag=True, help="Only say whether every op is supported; build nothing.")
 @common_options
@@ -118,24 +102,19 @@ def command(
     model: Path,
     output: Path | None,
     targets: tuple[str, ...],
-    dims: tuple[DimRange, ...],
-    values: tuple[tuple[str, Any], ...],
-    overridable: tuple[str, ...],
-    trust_pickle: bool,
     variants: tuple[tuple[str, tuple[int, ...]], ...],
     precision: str,
     io_dtype: str,
-    exact: bool,
     no_host_steps: bool,
     weights: str,
     strip_debug: bool,
     dump_dir: Path | None,
     disable: tuple[str, ...],
     bisect: int | None,
-    jobs: int | None,
-    cache_dir: Path | None,
-    c_compiler: str,
     explain_fusion: bool,
+    how: str | None,
+    choice: QuantizeChoice,
+    base: CompileOptions,
     operators: tuple[str, ...],
     check: bool,
 ) -> None:
@@ -144,25 +123,18 @@ def command(
     AOTC_CC names the C compiler, AOTC_CACHE the folder of compiled kernels (default: aotc in
     XDG_CACHE_HOME or ~/.cache).
     """
-    options = CompileOptions(
+    options = replace(
+        base,
         targets=targets or ("cpu",),
-        dims=dims,
-        values=values,
-        overridable=overridable,
-        trust_pickle=trust_pickle,
         variants=combine_variants(variants),
         precision=precision,
         io_dtype=io_dtype,
-        exact=exact,
         host_steps=not no_host_steps,
         weights=weights,
         strip_debug=strip_debug,
         disable=disable,
         bisect=bisect,
         dump_dir=dump_dir,
-        cache_dir=cache_dir or default_cache(),
-        jobs=jobs,
-        c_compiler=c_compiler,
     )
     check_file(model, A_MODEL)
     kind = kind_of(model)
@@ -181,19 +153,49 @@ def command(
     if dump_dir is not None:
         for old in dump_dir.glob("[0-9][0-9][0-9]-*.air"):
             old.unlink()  # of an earlier build into the same folder: numbers start at 000 again
+    if how is None and not choice.is_empty:
+        raise OptionError("options say how to quantize, and nothing is to be", hint="Add --quantize int8.")
     path = output or Path(model.with_suffix(".aot").name)
     check_writable(path)
     external = f"{path.stem}.safetensors" if weights == "external" else ""
     with progress() as tell:
+        if how is not None:
+            options = replace(options, quantization=quantization_of(model, how, choice, options, operators, path, tell))
         artifact = driver.compile(model, options=options, operators=operators, progress=tell, external_name=external)
         tell("write", str(path))
         artifact.save(path)
     report_build(model, path, artifact, external, explain_fusion)
 
 
-def default_cache() -> Path:
-    """The user's cache folder: XDG_CACHE_HOME/aotc or ~/.cache/aotc."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aotc"
+def quantization_of(
+    model: Path,
+    how: str,
+    choice: QuantizeChoice,
+    options: CompileOptions,
+    operators: Sequence[str],
+    path: Path,
+    tell: Callable[[str, str], None],
+) -> Quantization:
+    """The record that --quantize names, or one made now, which is written beside the artifact."""
+    from aot import custom
+    from aot.quantize import quantize
+
+    if how not in FORMS:
+        if not choice.is_empty:
+            raise OptionError(
+                f"{how} says what is quantized; --data, --accuracy-budget and the like are for making it",
+                hint=f"Name a form ({', '.join(FORMS)}), or leave the others out.",
+            )
+        return Quantization.open(Path(how))
+    with custom.use(operators):
+        record = quantize(
+            model, choice.method_of(how), data=choice.data, calibration=choice.calibration(),
+            accuracy_budget=choice.accuracy_budget, measured_samples=choice.measured_samples,
+            allow_slower=choice.allow_slower, options=options,
+            tell=tell,
+        )  # fmt: skip
+    record.save(path.with_suffix(".quantization"))
+    return record
 
 
 def report_check(model: Path, unsupported: Sequence[Any], operators: Sequence[Any] = ()) -> int:
@@ -261,6 +263,8 @@ def build_facts(model: Path, path: Path, artifact: Any, external: str) -> list[t
     over = "equal to the lower bound" if peak == bound else f"lower bound {bytes_text(bound)}"
     facts.append(("memory", f"{bytes_text(peak)} at the peak, {over}" + _aside(str(build.get("planner", "")))))
     facts.append(("weights", bytes_text(build.get("weights_bytes", 0))))
+    if meta.get("quantization"):
+        facts.append(("quantized", quantized_text(meta["quantization"])))
     if meta.get("host_steps"):
         facts.append(("host steps", host_steps_text(meta["host_steps"])))
     if meta.get("operators"):
@@ -282,6 +286,14 @@ def build_facts(model: Path, path: Path, artifact: Any, external: str) -> list[t
     if external:
         facts.append(("external", f"{path.with_name(external)}, {bytes_text(len(artifact.external))}"))
     return facts
+
+
+def quantized_text(record: dict[str, Any]) -> str:
+    """How many products are quantized, and what it costs."""
+    nodes = record["nodes"]
+    count = sum(node["form"] != "float" for node in nodes)
+    error = "" if record["final"] is None else f", {record['metric']} {record['final']:.2g}"
+    return f"{count} of {len(nodes)} products in {record['method']['form']}{error}: see aotc explain"
 
 
 def typical_shape(artifact: Any) -> list[tuple[str, str]]:

@@ -11,13 +11,13 @@ import click
 import numpy as np
 
 from aot.cli.blame import Compared, compare_tensors, find_fault, match, precision_of
-from aot.cli.cmd_build import default_cache
 from aot.cli.common import DIFFERS, check_writable, common_options, note, print_json, progress, wants, write_text
 from aot.cli.compare_page import page
 from aot.cli.compare_report import as_json, report
 from aot.cli.feeds import FeedChoice, feed_options, feeds, generic
 from aot.cli.loading import load_model, load_options, open_artifact
 from aot.cli.measures import distance
+from aot.cli.model_options import default_cache
 from aot.cli.operators import open_reference, operators_option
 from aot.cli.rebuild import Culprit, Run, Search, built_run, lowered_run, options_of
 from aot.cli.reference import another_file, check_same_inputs, compare_outputs, edges_of, widened

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from aot.cli.blame import Compared, Row
 from aot.cli.compare_report import HEADINGS, cells, fault_facts, remarks
-from aot.cli.html import document, table, text
+from aot.cli.html import document, facts_list, table, text
 from aot.cli.rebuild import Culprit
 
 _LEFT, _TOP, _RIGHT, _BOTTOM = 64, 20, 170, 50
@@ -27,8 +27,7 @@ def page(compared: Compared, culprit: Culprit | None, artifact: str) -> str:
     verdict = "agrees" if compared.passed else "differs"
     body = [f"<h1>{text(artifact)} {verdict} with {text(compared.reference)}</h1>"]
     if compared.fault.kind:
-        facts = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in fault_facts(compared.fault))
-        body += ["<h2>The first to blame</h2>", f"<dl>{facts}</dl>"]
+        body += ["<h2>The first to blame</h2>", facts_list(fault_facts(compared.fault))]
         histograms = compared.fault.histograms()
         if histograms:
             lines = [*histograms["differences"], f"values from {histograms['low']:.4g} to {histograms['high']:.4g}"]

@@ -22,11 +22,11 @@ import click
 import numpy as np
 
 from aot import dims as dimension
+from aot.array_files import load_arrays, read_npy
 from aot.axes import by_symbol
 from aot.cli.common import note
 from aot.dims import Symbol
 from aot.errors import OptionError
-from aot.file_kinds import FileKind, kind_of
 from aot.ir import Array
 from aot.options import DimRange, parse_dim_option
 from aot.program import Port, Program
@@ -34,8 +34,6 @@ from aot.text import type_text
 
 Feed = dict[str, Array]
 TYPICAL_EXTENT = 64  # of a dimension that is not an input's first and that nothing is said about
-_SAVE_NPZ = "Write it with numpy.savez(path, **{input_name: array, …}): arrays of numbers, by name."
-_SAVE_NPY = "Write it with numpy.save(path, array): one array of numbers."
 
 
 class DimType(click.ParamType[DimRange]):
@@ -197,7 +195,7 @@ def literal(text: str) -> Array | None:
 
 def _read(path: Path, ports: Mapping[str, Port], named: Feed, also: Collection[str]) -> Feed:
     """The inputs that a file gives, with those that are named."""
-    feed = _load(path)
+    feed = load_arrays(path)
     if isinstance(feed, np.ndarray):
         left = [name for name in ports if name not in named]
         if len(left) != 1:
@@ -233,59 +231,6 @@ def _fitting(array: Array, name: str, ports: Mapping[str, Port], where: str) -> 
                 hint=f"Convert the array with .astype({str(wanted)!r}) before saving it.",
             )
     return np.asarray(array, order="C")
-
-
-def read_npy(path: Path) -> Array:
-    """The array of an .npy file; raises OptionError for anything else."""
-    found = _load(path)
-    if isinstance(found, dict):
-        raise OptionError("it holds arrays by name (.npz), not one", where=str(path), hint=_SAVE_NPY)
-    return found
-
-
-def read_npz(path: Path) -> Feed:
-    """The arrays of an .npz file; raises OptionError for anything else."""
-    found = _load(path)
-    if not isinstance(found, dict):
-        raise OptionError("it holds one bare array, not arrays by name", where=str(path), hint=_SAVE_NPZ)
-    return found
-
-
-def _load(path: Path) -> Feed | Array:
-    """The arrays of an .npz file by name, or the one of an .npy file."""
-    try:
-        file: Any = np.load(path, allow_pickle=False)
-        if isinstance(file, np.ndarray):
-            return file
-        with file:
-            kind = kind_of(path)
-            if kind is not None and kind.name != "arrays":
-                raise _no_arrays(path, kind)
-            return {name: file[name] for name in file.files}
-    except FileNotFoundError as error:
-        raise OptionError("no such file", where=str(path)) from error
-    except IsADirectoryError as error:
-        raise OptionError("it is a folder", where=str(path), hint=f"{_SAVE_NPZ} {_SAVE_NPY}") from error
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        kind = kind_of(path)
-        if kind is not None and kind.name not in ("array", "arrays", "pickle", "text", "zip", "zip damaged", "empty"):
-            raise _no_arrays(path, kind) from error
-        reason = str(error)
-        if "pickle" in reason:  # numpy takes every unknown file for a pickle
-            with path.open("rb") as unread:
-                start = unread.read(2)
-            reason = "it begins as neither does"
-            if start in (b"\x93N", b"PK") or start[:1] == b"\x80":
-                reason = "it holds Python objects (pickles), which could run code when they are read"
-        raise OptionError(
-            f"not an .npz or .npy file of plain arrays: {reason}", where=str(path), hint=f"{_SAVE_NPZ} {_SAVE_NPY}"
-        ) from error
-
-
-def _no_arrays(path: Path, kind: FileKind) -> OptionError:
-    """The error for a file of another kind that was given as one of inputs."""
-    hint = f"Inputs are .npz or .npy files. {_SAVE_NPZ}"
-    return OptionError(kind.instead_of("a file of arrays"), where=str(path), hint=hint)
 
 
 def npz_bytes(arrays: Mapping[str, Array]) -> bytes:

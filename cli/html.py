@@ -29,6 +29,11 @@ def document(title: str, body: Sequence[str]) -> str:
     )
 
 
+def facts_list(facts: Sequence[tuple[str, str]]) -> str:
+    """Names and what is said of them."""
+    return "<dl>" + "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in facts) + "</dl>"
+
+
 def table(
     headings: Sequence[str],
     rows: Sequence[Sequence[Any]],

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from aot.array_files import read_npz
 from aot.cli.common import check_file, note
-from aot.cli.feeds import read_npz
 from aot.errors import AotError, ArtifactError, OptionError
 from aot.file_kinds import kind_of
 

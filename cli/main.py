@@ -15,6 +15,9 @@ from aot.cli.common import ErrorGroup
 
 COMMANDS = {
     "build": "Compile a model into one artifact.",
+    "calibrate": "Record what a model's tensors look like on data, for quantization.",
+    "quantize": "Decide what is quantized, within a measured accuracy budget.",
+    "explain": "Tell what quantization costs, product by product, and why.",
     "run": "Run an artifact on inputs from a file, or on random ones.",
     "verify": "Compare an artifact's outputs with ONNX Runtime's.",
     "compare": "Find the first node where an artifact differs from its model.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from aot.cli.html import document, table, text
+from aot.cli.html import document, facts_list, table, text
 from aot.cli.profile_report import HEADINGS, Profile, Row, Total, cells, percent, rate_text, summary, us
 
 _LEFT, _TOP, _RIGHT, _BOTTOM = 84, 24, 200, 56
@@ -19,11 +19,10 @@ _LONG_COLUMNS = frozenset({"nodes", "schedule"})
 
 def page(found: Profile) -> str:
     """The document."""
-    facts = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in summary(found))
     rows = sorted(found.rows, key=lambda row: -row.seconds)
     body = [
         f"<h1>Profile of {text(found.artifact)}</h1>",
-        f"<dl>{facts}</dl>",
+        facts_list(summary(found)),
         "<h2>Roofline</h2>",
         roofline(found),
         _outside(found),

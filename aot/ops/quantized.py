@@ -82,11 +82,9 @@ def _dequantize_infer(attrs: Attrs, x: TensorType, scale: TensorType, zero: Tens
 
 
 def _dequantize_body(attrs: Attrs, x: Expr, scale: Expr, zero: Expr | None = None) -> Expr:
-    if zero is None:
-        number = cast(x, F32)
-    else:
-        number = cast(cast(x, I32) - cast(zero, I32), F32)
-    return cast(number * widen(scale), scale.dtype)
+    factor = widen(scale)
+    number = cast(x if zero is None else cast(x, I32) - cast(zero, I32), factor.dtype)
+    return cast(number * factor, scale.dtype)
 
 
 def _scale(value: float = 0.05) -> Array:

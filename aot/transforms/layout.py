@@ -1,10 +1,10 @@
 """Chooses where every tensor's elements lie: memory order and halo. Inserts a copy only where two wishes meet.
 
-Sliding windows want channels innermost and a zero halo around their input; graph inputs and outputs are
-row-major; everything else follows its operands, or its consumers where it is free. A transpose never
-moves bytes; a reshape does only if its groups of axes are not adjacent in memory, and then a `copy`
-stands before it. After this pass:
-  - every `conv` reads a value whose halo covers its padding,
+Sliding windows want channels innermost and a halo around their input, of zeros or of its zero point; graph
+inputs and outputs are row-major; everything else follows its operands, or its consumers where it is free.
+A transpose never moves bytes; a reshape does only if its groups of axes are not adjacent in memory, and then
+a `copy` stands before it. After this pass:
+  - every `conv` and `conv_8bit` reads a value whose halo covers its padding and holds what it reads there,
   - every VIEW node except a stepped-backwards slice is an alias of its input,
   - every operand of a `concat` can be written straight into the result,
   - what a row-major kernel reads or makes is dense and row-major,
@@ -28,6 +28,8 @@ from aot.views import VIEW_OPS, view_of
 
 Order = tuple[int, ...]
 Halo = tuple[tuple[int, int], ...]
+Surround = tuple[Halo, int]
+"""A halo, and what it holds."""
 
 _FEW_CHANNELS = 4
 """Up to this many input channels a convolution reads any order as fast as channels-last."""
@@ -159,8 +161,8 @@ class _Assigner:
         outputs = []
         for old in node.outputs:
             order = self._order(node, inputs, old)
-            halo = self.halos.get(old, ())
-            layout = Layout(order=() if order == _identity(old.type.rank) else order, halo=halo)
+            halo, fill = self.halos.get(old, ((), 0))
+            layout = Layout(order=() if order == _identity(old.type.rank) else order, halo=halo, fill=fill)
             if row_major:
                 layout = Layout()
             outputs.append(Value(old.type.with_layout(layout), old.name))
@@ -234,13 +236,16 @@ class _Assigner:
         # A view may be read as it is when nothing has to surround it and channels are adjacent.
         padded = any(before or after for before, after in needed)
         innermost = value.type.strides[1] == 1 or few
+        fill = _fill(node)
         covered = all(h[0] >= n[0] and h[1] >= n[1] for h, n in zip(value.type.halo, needed, strict=True))
+        covered = covered and (not padded or value.type.layout.fill == fill)
         if value not in self.graph.consts and innermost and (covered if value not in self.fixed else not padded):
             return value
         order = value.type.order if few and value.type.order == _identity(rank) else channels_last(rank)
-        halo = self.halos.get(node.operands[0], needed)
-        halo = needed if not all(h[0] >= n[0] and h[1] >= n[1] for h, n in zip(halo, needed, strict=True)) else halo
-        layout = Layout(order=() if order == _identity(rank) else order, halo=halo if padded else ())
+        halo, held = self.halos.get(node.operands[0], (needed, fill))
+        covers = held == fill and all(h[0] >= n[0] and h[1] >= n[1] for h, n in zip(halo, needed, strict=True))
+        order = () if order == _identity(rank) else order
+        layout = Layout(order=order, halo=halo if covers else needed, fill=fill) if padded else Layout(order=order)
         return self._copy(value, layout, node.locs)
 
     def _is_reshaped(self, value: Value) -> bool:
@@ -260,8 +265,9 @@ class _Assigner:
         free = value not in self.fixed and value not in self.in_concat and value.type.order == order and not reshaped
         if value.type.layout.halo:
             # The part gets the halo of the whole; that must do for the part's own convolutions.
-            whole = self.halos.get(node.output, ((0, 0),) * value.type.rank)
+            whole, fill = self.halos.get(node.output, (((0, 0),) * value.type.rank, 0))
             covers = all(h[0] <= w[0] and h[1] <= w[1] for h, w in zip(value.type.halo, whole, strict=True))
+            covers = covers and value.type.layout.fill == fill
             free = free and covers and int_attr(node.attrs, "axis") % value.type.rank == 1
         outputs = {self.new.get(v) for v in self.graph.outputs}
         if not free or value in outputs or self.producer_is_concat(value):
@@ -311,13 +317,19 @@ def _read_or_made_dense(graph: Graph) -> set[Value]:
     return found
 
 
-def _halos_wanted(graph: Graph) -> dict[Value, Halo]:
+def _fill(node: Node) -> int:
+    """What a convolution reads outside of its input."""
+    return int_attr(node.attrs, "fill") if "fill" in node.attrs else 0
+
+
+def _halos_wanted(graph: Graph) -> dict[Value, Surround]:
     """For values whose producer may write a halo: the largest padding of the convolutions that read them.
 
-    A value that a reshape or transpose also reads keeps no halo (the view would not be dense); its
-    convolutions then read a copy.
+    Where these read different numbers there, the halo is for those that read what the first one does. A value that a
+    reshape or transpose also reads keeps no halo (the view would not be dense); its convolutions then read a copy.
     """
     wanted: dict[Value, list[list[int]]] = {}
+    fills: dict[Value, int] = {}
     for node in graph.nodes:
         if node.op not in CONVS:
             continue
@@ -325,6 +337,8 @@ def _halos_wanted(graph: Graph) -> dict[Value, Halo]:
         if not any(pads):
             continue
         source = node.operands[0]
+        if fills.setdefault(source, _fill(node)) != _fill(node):
+            continue
         spatial = source.type.rank - 2
         halo = wanted.setdefault(source, [[0, 0] for _ in range(source.type.rank)])
         for axis in range(spatial):
@@ -333,7 +347,7 @@ def _halos_wanted(graph: Graph) -> dict[Value, Halo]:
     viewed = {value for node in graph.nodes if node.op in VIEW_OPS for value in node.operands}
     excluded = viewed | set(graph.outputs)
     return {
-        value: tuple((before, after) for before, after in halo)
+        value: (tuple((before, after) for before, after in halo), fills[value])
         for value, halo in wanted.items()
         if value not in excluded
     }

@@ -47,7 +47,9 @@ def finish_layouts(graph: Graph, context: Context) -> Graph:
             halo[part.axis] = (before if part.is_first else 0, after if part.is_last else 0)
             has_halo = any(b or a for b, a in halo)
             order = whole.layout.order
-            type_ = type_.with_layout(Layout(order=order, halo=tuple(halo) if has_halo else (), strides=whole.strides))
+            fill = whole.layout.fill if has_halo else 0
+            layout = Layout(order=order, halo=tuple(halo) if has_halo else (), strides=whole.strides, fill=fill)
+            type_ = type_.with_layout(layout)
         else:
             node = producer.get(value)
             if node is not None and node.op not in ("kernel", "concat"):

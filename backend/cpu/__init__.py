@@ -20,6 +20,7 @@ from aot.backend.cpu.source import emit_source
 from aot.backend.cpu.steps import emit_steps
 from aot.backend.cpu.trees import emit_trees
 from aot.backend.cpu.window import emit_window
+from aot.dtypes import I8, U8, DType
 from aot.errors import CompilerError
 from aot.ir import Node
 from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, OwnedRoot, ScanRoot, WindowRoot
@@ -50,6 +51,7 @@ class CpuBackend:
     channel_group = 1
     reads_anywhere = False  # lanes want runs of neighbours
     precisions: frozenset[str] = frozenset({"fp32"})
+    eight_bit_operands: tuple[DType, DType] = (U8, I8)  # what its dot products multiply
 
     def target(self, architecture: str) -> Target:
         return isa_of(architecture).target

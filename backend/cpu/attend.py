@@ -18,7 +18,7 @@ from dataclasses import replace
 from aot import dims as dimension
 from aot.backend.base import Emitted
 from aot.backend.cpu.code import Code, DimTable, literal, memory_type, register_dtype
-from aot.backend.cpu.frame import Epilogue, bytes_moved, kernel_body, thread_share, zero_halos
+from aot.backend.cpu.frame import Epilogue, bytes_moved, fill_halos, kernel_body, thread_share
 from aot.backend.cpu.functions import get
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.render import Renderer, Scope
@@ -132,7 +132,7 @@ class _Attend:
         body = Code()
         with kernel_body(body, dims):
             renderer = Renderer(kernel, dims, self.isa, body)
-            zero_halos(renderer)
+            fill_halos(renderer)
             self._loops(body, renderer, scores, values)
         code = Code()
         for line in (*scores.typedefs, TRANSPOSE if self._transposes() else ""):

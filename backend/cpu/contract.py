@@ -17,6 +17,7 @@ from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.panels import MatrixAxis, PackSite, Panels, emit_panels
 from aot.backend.cpu.rows import RowAxis, merge_rows
 from aot.backend.cpu.tile import PANEL, TRANSPOSE
+from aot.backend.cpu.words import ROW_BYTES, WORD, are_words, panel_bytes, words_of
 from aot.dims import Dim
 from aot.dtypes import DType
 from aot.errors import CompilerError
@@ -37,7 +38,11 @@ def plain_load(kernel: Kernel, value: Expr, dtype: DType) -> Affine | None:
 
 
 def _pack(kernel: Kernel, root: ContractRoot, batch: tuple[int, ...], dots: bool) -> PackedOperand | None:
-    """B as panels [batch…, panels, K, 16], or [batch…, N, K], if it is a constant that nothing else reads."""
+    """B as panels, or as [batch…, N, K], if it is a constant that nothing else reads.
+
+    A panel is [K, 16], or for words of 8-bit elements [K / 4, 16, 4].
+    """
+    words = are_words(root.accumulate, root.a.dtype, root.b.dtype)
     value = root.b.args[0] if root.b.op == "cast" else root.b
     if value.op != "load" or not kernel.inputs[value.payload].constant:
         return None
@@ -57,15 +62,21 @@ def _pack(kernel: Kernel, root: ContractRoot, batch: tuple[int, ...], dots: bool
         if sum_.rest or sum_.constant != 0 or not all(isinstance(f, int) and f >= 0 for f in factors):
             return None
         *outer, k, n = (int(f) for f in factors if isinstance(f, int))
-        coefficients.append((*outer, n, k) if dots else (*outer, n * PANEL, k, n))
+        inner = (n, k) if dots else (n * PANEL, k * WORD, n, k) if words else (n * PANEL, k, n)
+        coefficients.append((*outer, *inner))
     *outer_extents, k_extent, n_extent = (int(e) for e in extents if isinstance(e, int))
-    inner_extents = (n_extent, k_extent) if dots else (-(-n_extent // PANEL), k_extent, PANEL)
+    panels = -(-n_extent // PANEL)
+    if words:
+        inner_extents: tuple[int, ...] = (panels, -(-k_extent // WORD), PANEL, WORD)
+    else:
+        inner_extents = (n_extent, k_extent) if dots else (panels, k_extent, PANEL)
     shape = (*outer_extents, *inner_extents)
     steps: list[RecipeStep] = []
-    if source.dtype != root.accumulate:
-        steps.append(RecipeStep(RecipeOp.CAST, dtype=root.accumulate.number))
+    dtype = source.dtype if words else root.accumulate
+    if source.dtype != dtype:
+        steps.append(RecipeStep(RecipeOp.CAST, dtype=dtype.number))
     steps.append(RecipeStep(RecipeOp.PACK, shape=shape, coefficients=tuple(coefficients)))
-    return PackedOperand(tuple(steps), root.accumulate.number, shape)
+    return PackedOperand(tuple(steps), dtype.number, shape)
 
 
 def emit_contract(kernel: Kernel, isa: Isa) -> Emitted:
@@ -79,18 +90,23 @@ def emit_contract(kernel: Kernel, isa: Isa) -> Emitted:
         raise CompilerError(f"{kernel.name}: an operand of a contraction runs over the other's axis")
     matrices = tuple(axis for axis in root.batch if axis in moving and kernel.axes[axis].extent != 1)
     row_axes = [axis for axis in root.batch if axis not in matrices] + [root.m]
-    offset = plain_load(kernel, root.a, accumulate)
+    words = are_words(accumulate, root.a.dtype, root.b.dtype)
+    offset = plain_load(kernel, root.a, root.a.dtype if words else accumulate)
+    if words and offset and kernel.axes[root.k].extent != 1 and offset.coefficients.get(root.k) != 1:
+        offset = None  # words are neighbours: rows are put together in scratch
     rows = [
         RowAxis(axis, kernel.axes[axis].extent, offset.coefficients.get(axis, 0) if offset else 0) for axis in row_axes
     ]
     merged, merged_rows, (a_value,) = merge_rows(kernel, rows, [expr.const(0, accumulate) if offset else root.a])
     summed = kernel.axes[root.k].extent
     columns = kernel.axes[root.n].extent
-    loops = ((summed, offset.coefficients.get(root.k, 0) if offset else 1),)
-    dots = prefers_dots(isa, accumulate.itemsize_bytes, columns, loops)
+    loops = ((summed, 1 if words or offset is None else offset.coefficients.get(root.k, 0)),)
+    dots = not words and prefers_dots(isa, accumulate.itemsize_bytes, columns, loops)
     packed = _pack(kernel, root, matrices, dots)
     dots = dots and packed is not None
     w_stride: Dim = summed * (columns if dots else PANEL * dimension.ceildiv(columns, PANEL))
+    if words:
+        w_stride = panel_bytes((summed,)) * dimension.ceildiv(columns, PANEL)
     axes: list[MatrixAxis] = []
     for axis in reversed(matrices):
         a_stride = offset.coefficients.get(axis, 0) if offset else 0
@@ -111,12 +127,13 @@ def emit_contract(kernel: Kernel, isa: Isa) -> Emitted:
             a_origin=offset.constant if offset else 0,
             w=loads[0] if packed is not None else -1,
             packed=packed,
-            fill=None if packed is not None else _fill,
+            fill=None if packed is not None else _fill_words if words else _fill,
             a_value=None if offset else a_value,
             k=root.k,
             b=root.b,
             label="matmul",
             dots=dots,
+            w_dtype=root.b.dtype if words else None,
             helpers=(TRANSPOSE,) if packed is None and _is_transposed(kernel, root) else (),
         )
     )
@@ -170,3 +187,66 @@ def _fill(problem: Panels, site: PackSite) -> None:
             rows("count")
         with code.block("else"), code.block(f"for (i64 k = 0; k < {summed}; k++)"):
             code.line(f"store_{element}(target + k * {PANEL}, splat_{element}(0));")
+
+
+def _fill_words(problem: Panels, site: PackSite) -> None:
+    """Packs panels of words of a B that is not constant: by blocks of columns, four rows at a time."""
+    root, code, lanes = problem.kernel.root, site.code, problem.isa.lanes
+    assert isinstance(root, ContractRoot) and problem.b is not None
+    summed, words = site.dims.text(problem.summed), site.dims.text(words_of(problem.summed))
+    offset = plain_load(problem.kernel, root.b, root.b.dtype)
+    along = offset is not None and offset.coefficients.get(root.k) == 1
+    with code.block(f"for (i64 p = 0; p < {site.count}; p++)"):
+        code.line(f"u8 *const panel = (u8 *){site.target} + p * {words} * {ROW_BYTES};")
+        if along and offset is not None:
+            start = {axis: c for axis, c in offset.coefficients.items() if axis not in (root.n, root.k)}
+            n_stride = site.dims.text(offset.coefficients.get(root.n, 0))
+            place = site.scope.offset_text(Affine(offset.constant, start))
+            with code.block(f"for (i64 l = 0; l < {PANEL}; l++)"):
+                code.line(f"const i64 n = ({site.first} + p) * {PANEL} + l;")
+                code.line(f"u8 *const target = panel + l * {WORD};")
+                with code.block("if (n >= columns)"):
+                    code.line(f"for (i64 k = 0; k < {words}; k++) *(word_u *)(target + k * {ROW_BYTES}) = 0;")
+                    code.line("continue;")
+                code.line(f"const u8 *const source = (const u8 *)p{root.b.payload} + {place} + n * {n_stride};")
+                code.line("i64 k = 0;")
+                code.line(f"for (; k < {summed} / {WORD}; k++)")
+                code.line(f"  *(word_u *)(target + k * {ROW_BYTES}) = word_whole(source + k * {WORD});")
+                code.line(f"if ({summed} % {WORD})")
+                code.line(
+                    f"  *(word_u *)(target + k * {ROW_BYTES}) = word_part(source + k * {WORD}, {summed} % {WORD});"
+                )
+            return
+        with code.block(f"for (i64 j = 0; j < {PANEL}; j += {lanes})"):
+            code.line(f"const i64 n = ({site.first} + p) * {PANEL} + j;")
+            code.line(f"u8 *const target = panel + j * {WORD};")
+
+            def row(element: int, count: str | None) -> None:
+                axes = {root.k: f"(k * {WORD} + {element})", root.n: "n"}
+                scope = site.renderer.scope(axes, root.n, count, parent=site.scope, code=code)
+                value = scope.value(problem.b) if problem.b is not None else ""
+                shift = f" << {8 * element}" if element else ""
+                code.line(f"word |= (v_u32)widen_u8_i32((v_u8){value}){shift};")
+
+            def columns(count: str | None) -> None:
+                code.line("i64 k = 0;")
+                with code.block(f"for (; k < {summed} / {WORD}; k++)"):
+                    code.line("v_u32 word = {0};")
+                    for element in range(WORD):
+                        with code.block():
+                            row(element, count)
+                    code.line(f"store_u32((u32 *)(target + k * {ROW_BYTES}), word);")
+                with code.block(f"if ({summed} % {WORD})"):
+                    code.line("v_u32 word = {0};")
+                    for element in range(WORD - 1):
+                        with code.block(f"if ({summed} % {WORD} > {element})"):
+                            row(element, count)
+                    code.line(f"store_u32((u32 *)(target + k * {ROW_BYTES}), word);")
+
+            with code.block(f"if (n + {lanes} <= columns)"):
+                columns(None)
+            with code.block("else if (n < columns)"):
+                code.line("const i64 count = columns - n;")
+                columns("count")
+            with code.block("else"), code.block(f"for (i64 k = 0; k < {words}; k++)"):
+                code.line(f"store_u32((u32 *)(target + k * {ROW_BYTES}), splat_u32(0));")

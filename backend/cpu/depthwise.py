@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from aot import dims as dimension
 from aot.backend.base import Emitted, PackedOperand
 from aot.backend.cpu.code import Code, DimTable, memory_type, register_dtype
-from aot.backend.cpu.frame import Epilogue, bytes_moved, kernel_body, thread_share, zero_halos
+from aot.backend.cpu.frame import Epilogue, bytes_moved, fill_halos, kernel_body, thread_share
 from aot.backend.cpu.functions import get
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.render import Renderer, Scope
 from aot.backend.cpu.tile import PANEL, split
+from aot.backend.cpu.words import are_words
 from aot.dims import Dim
+from aot.dtypes import I8, I16
 from aot.errors import CompilerError
 from aot.expr import Expr
 from aot.kernel import Kernel, WindowRoot
@@ -28,9 +30,18 @@ UNROLLED_TAPS = 16
 
 
 def _pack(kernel: Kernel, root: WindowRoot, shape: tuple[int, ...]) -> PackedOperand:
-    """Weights [O, 1, k…] as [k…, O padded to 16]."""
+    """Weights [O, 1, k…] as [k…, O padded to 16]; in 8 bits, two taps of a kernel row become a pair of 16 bits."""
     outputs, _, *window = shape
-    packed = (*window, -(-outputs // PANEL) * PANEL)
+    padded = -(-outputs // PANEL) * PANEL
+    if are_words(root.accumulate, kernel.inputs[root.w].type.dtype):
+        *leading, taps = window
+        pairs = (*leading, -(-taps // 2), padded, 2)
+        places = [[int(p == d) for p in range(len(pairs))] for d in range(len(pairs) - 1)]
+        places[-2][-1], places[-2][-3] = 1, 2
+        coefficients = (places[-1], [0] * len(pairs), *places[:-1])
+        pack = RecipeStep(RecipeOp.PACK, shape=pairs, coefficients=tuple(map(tuple, coefficients)))
+        return PackedOperand((RecipeStep(RecipeOp.CAST, dtype=I16.number), pack), I16.number, pairs)
+    packed = (*window, padded)
     width = len(packed)
 
     def unit(position: int) -> tuple[int, ...]:
@@ -66,7 +77,8 @@ class _Depthwise:
         self.dtype = register_dtype(root.accumulate).name
         self.element = memory_type(self.x.dtype)
         self.summed = memory_type(root.accumulate)
-        if register_dtype(self.x.dtype) != register_dtype(root.accumulate):
+        self.words = are_words(root.accumulate, self.x.dtype, kernel.inputs[root.w].type.dtype)
+        if not self.words and register_dtype(self.x.dtype) != register_dtype(root.accumulate):
             raise CompilerError(f"{kernel.name}: a convolution of {self.x.dtype} with sums in {root.accumulate}")
         registers = isa.registers // max(isa.lanes * root.accumulate.itemsize_bytes // isa.vector_bytes, 1)
         self.pixels = max(min(registers // 2 - 4 if isa.registers > 16 else registers // 4, 8), 2)
@@ -80,7 +92,7 @@ class _Depthwise:
         code = Code()
         with kernel_body(code, dims):
             renderer = Renderer(kernel, dims, self.isa, code)
-            zero_halos(renderer)
+            fill_halos(renderer)
             self._loops(code, renderer)
         summed = dimension.product(self.window)
         outputs = dimension.product([kernel.axes[a].extent for a in range(kernel.domain)])
@@ -157,12 +169,14 @@ class _Depthwise:
             code.line(f"v_{self.dtype} {name} = {{}};")
             channel = f"(c + l) / {self.multiplier} * {self.dims.text(stride)}"
             code.line(f"for (i64 l = 0; l < {valid}; l++) {name}[l] = {get(self.x.dtype, f'({place})', channel)};")
-        elif stride != 1:
-            code.line(f"const v_{self.dtype} {name} = gather_{type_}({place}, {self.dims.text(stride)}, {valid});")
-        elif count is None:
-            code.line(f"const v_{self.dtype} {name} = load_{type_}({place});")
+            return
+        if stride != 1:
+            block = f"gather_{type_}({place}, {self.dims.text(stride)}, {valid})"
         else:
-            code.line(f"const v_{self.dtype} {name} = loadn_{type_}({place}, {count});")
+            block = f"load_{type_}({place})" if count is None else f"loadn_{type_}({place}, {count})"
+        if self.words:
+            block = f"widen_{type_}_i32({block})"
+        code.line(f"const v_{self.dtype} {name} = {block};")
 
     def _pixels(
         self, code: Code, epilogue: Epilogue, scope: Scope, size: int, count: str | None, values: Mapping[Expr, str]
@@ -181,7 +195,9 @@ class _Depthwise:
             moves = [f"t{n} * {dims.text(root.dilations[n] * self.x.strides[2 + n])}" for n in range(len(leading))]
             code.line(f"const {self.element} *const xr = {' + '.join(['x_row', *moves])};")
             step, dilation = root.strides[-1], root.dilations[-1]
-            if taps <= UNROLLED_TAPS:
+            if self.words:
+                self._pairs(code, size, taps, strides[last], count)
+            elif taps <= UNROLLED_TAPS:
                 seen: set[int] = set()
                 for tap in range(taps):
                     code.line(f"const v_{self.dtype} w{tap} = load_{self.dtype}(w_row + {tap * panel});")
@@ -200,3 +216,49 @@ class _Depthwise:
                         code.line(f"s{i} += x{i} * wt;")
         for i in range(size):
             epilogue.store(code, scope, {last: f"(q + {i})"}, "c", count, f"s{i}", values)
+
+    def _pairs(self, code: Code, size: int, taps: int, pixel: str, count: str | None) -> None:
+        """The taps of a kernel row for 8-bit elements: two at a time, as pairs of 16 bits in each lane."""
+        step, dilation = self.root.strides[-1], self.root.dilations[-1]
+        panel = -(-self.outputs // PANEL) * PANEL
+        low = " & 0xffff" if self.x.dtype == I8 else ""  # a sign would reach into the other half
+
+        def pair(name: str, first: str, second: str) -> None:
+            code.line(f"const v_i32 {name} = ({first}{low}) | ({second} << 16);")
+
+        if taps > UNROLLED_TAPS:
+            with code.block(f"for (i64 t = 0; t < {taps // 2}; t++, w_row += {panel})"):
+                code.line("const v_i32 wt = load_i32(w_row);")
+                for i in range(size):
+                    self._input(code, f"l{i}", f"xr + ({i * step} + 2 * t * {dilation}) * {pixel}", count)
+                    self._input(code, f"h{i}", f"xr + ({i * step} + (2 * t + 1) * {dilation}) * {pixel}", count)
+                    pair(f"y{i}", f"l{i}", f"h{i}")
+                    code.line(f"s{i} = word_madd(s{i}, y{i}, wt);")
+            if taps % 2:
+                code.line("const v_i32 wt = load_i32(w_row);")
+                for i in range(size):
+                    self._input(code, f"l{i}", f"xr + {i * step + (taps - 1) * dilation} * {pixel}", count)
+                    code.line(f"s{i} = word_madd(s{i}, l{i}, wt);")
+                code.line(f"w_row += {panel};")
+            return
+        seen: set[int] = set()
+        paired: set[int] = set()
+
+        def single(position: int) -> str:
+            if position not in seen:
+                seen.add(position)
+                self._input(code, f"x{position}", f"xr + {position} * {pixel}", count)
+            return f"x{position}"
+
+        for tap in range(0, taps, 2):
+            code.line(f"const v_i32 w{tap} = load_i32(w_row + {tap // 2 * panel});")
+            for i in range(size):
+                position = i * step + tap * dilation
+                if position not in paired and tap + 1 < taps:
+                    first, second = single(position), single(position + dilation)
+                    pair(f"y{position}", first, second)
+                    paired.add(position)
+                # The weight of what stands in the other half is 0 where the row has no other tap.
+                block = f"y{position}" if position in paired else single(position)
+                code.line(f"s{i} = word_madd(s{i}, {block}, w{tap});")
+        code.line(f"w_row += {-(-taps // 2) * panel};")

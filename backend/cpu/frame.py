@@ -94,8 +94,8 @@ def thread_share(code: Code, total: str, first: str = "u", end: str = "u_end") -
     code.line(f"const i64 {end} = {first}_total * (args->thread + 1) / args->thread_count;")
 
 
-def zero_halos(renderer: Renderer) -> None:
-    """Writes code that zeroes the halo of every haloed output, shared among the threads.
+def fill_halos(renderer: Renderer) -> None:
+    """Writes code that puts zeros, or its layout's fill, in the halo of every output that has one; threads share it.
 
     A plane of the halo is a range of one axis, with the full storage of the axes inside it in memory
     and the inner range of those outside it; where the axes inside are whole, it is one run of memory.
@@ -121,13 +121,13 @@ def zero_halos(renderer: Renderer) -> None:
                         loops.append((other, start, length))
                     else:
                         loops.append((other, -low, type_.shape[other] + low + high))
-                _zero_box(code, dims, type_, pointer, loops)
+                _fill_box(code, dims, type_, pointer, loops)
 
 
-def _zero_box(
+def _fill_box(
     code: Code, dims: DimTable, type_: TensorType, pointer: str, loops: Sequence[tuple[int, Dim, Dim]]
 ) -> None:
-    """Zeroes a box of (axis, start, extent) ranges, outermost in memory first; threads share the outer axes."""
+    """Fills a box of (axis, start, extent) ranges, outermost in memory first; threads share the outer axes."""
     origin = type_.origin_elements
     for axis, start, _ in loops:
         origin = origin + start * type_.strides[axis]
@@ -146,9 +146,8 @@ def _zero_box(
             element = memory_type(type_.dtype)
             code.line(f"{element} *const edge = {pointer} + {' + '.join(terms)};")
             step = dims.text(stride)
-            code.line(
-                f"for (i64 e = 0; e < {dims.text(extent)}; e++) edge[e{'' if step == '1' else f' * {step}'}] = 0;"
-            )
+            place = "e" if step == "1" else f"e * {step}"
+            code.line(f"for (i64 e = 0; e < {dims.text(extent)}; e++) edge[{place}] = {type_.layout.fill};")
 
 
 def bytes_moved(kernel: Kernel) -> Dim:

@@ -22,7 +22,7 @@ from aot import dims as dimension
 from aot.backend.base import Emitted
 from aot.backend.cpu.accumulate import Accumulator
 from aot.backend.cpu.code import Code, DimTable, register_dtype, vector_type
-from aot.backend.cpu.frame import bytes_moved, kernel_body, zero_halos
+from aot.backend.cpu.frame import bytes_moved, fill_halos, kernel_body
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.render import Renderer, Scope
 from aot.backend.nest import (
@@ -102,7 +102,7 @@ class _Emitter:
         with kernel_body(self.code, self.dims):
             if any(any(map(any, output.type.halo)) for output in self.source.outputs):
                 with self.code.block():
-                    zero_halos(Renderer(self.source, self.dims, self.isa, self.code))
+                    fill_halos(Renderer(self.source, self.dims, self.isa, self.code))
             for group in store_groups(self.kernel, self.source.outputs[0].type.order):
                 self._emit_group(group)
         return Emitted(

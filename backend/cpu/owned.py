@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from aot.backend.cpu.code import Code, DimTable
-from aot.backend.cpu.frame import zero_halos
+from aot.backend.cpu.frame import fill_halos
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.render import Renderer
 from aot.dims import Dim
@@ -30,11 +30,11 @@ def need(kernel: Kernel, number: int | None) -> int:
 
 
 def start(kernel: Kernel, dims: DimTable, isa: Isa, code: Code) -> None:
-    """Declares the operands as p0, p1, … (inputs, then outputs) and zeroes the outputs' halos."""
+    """Declares the operands as p0, p1, … (inputs, then outputs) and fills the outputs' halos."""
     renderer = Renderer(kernel, dims, isa, code)
     if any(any(map(any, output.type.halo)) for output in kernel.outputs):
         with code.block():
-            zero_halos(renderer)
+            fill_halos(renderer)
 
 
 def offset(dims: DimTable, type_: TensorType, indices: Sequence[str]) -> str:

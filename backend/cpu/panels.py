@@ -25,9 +25,9 @@ from aot.backend.cpu.frame import (
     accumulator_text,
     bytes_moved,
     epilogue_cost,
+    fill_halos,
     kernel_body,
     thread_share,
-    zero_halos,
 )
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.render import Renderer, Scope
@@ -42,6 +42,8 @@ from aot.backend.cpu.tile import (
     row_classes,
     split,
 )
+from aot.backend.cpu.words import ROW_BYTES, WordTile, are_words, panel_bytes
+from aot.backend.cpu.words import registers_per_panel as word_registers
 from aot.dims import Dim
 from aot.dtypes import DType
 from aot.expr import Expr
@@ -76,6 +78,7 @@ class Panels:
     `packed`: W is a constant operand of that number in the form given. Otherwise `fill(problem, site)`
     writes the code that packs the panels of one group into scratch.
     `dots`: W is packed for dot products (see dots.py), not in panels.
+    `w_dtype`: the type of W in panels, if that is not `accumulate`: of 8 bits, then A is too; see words.py.
     `columns`: of one matrix. `unique_bytes_per_row`: of A, for the order of loops.
     """
 
@@ -98,6 +101,7 @@ class Panels:
     helpers: tuple[str, ...] = ()
     unique_bytes_per_row: Dim = 0
     dots: bool = False
+    w_dtype: DType | None = None
     label: str = "matmul"
 
     @property
@@ -133,9 +137,15 @@ class _Emitter:
         self.problem = problem
         self.dims = DimTable()
         self.element = memory_type(problem.accumulate)
-        self.itemsize = problem.accumulate.itemsize_bytes
-        a_dtype = problem.accumulate if problem.a is None else problem.kernel.inputs[problem.a].type.dtype
+        self.w_dtype = problem.w_dtype or problem.accumulate
+        self.words = are_words(problem.accumulate, self.w_dtype)
+        self.scratch_dtype = problem.accumulate
+        if self.words and problem.a_value is not None:
+            self.scratch_dtype = problem.a_value.dtype
+        a_dtype = self.scratch_dtype if problem.a is None else problem.kernel.inputs[problem.a].type.dtype
         self.a_dtype = None if memory_type(a_dtype) == self.element else a_dtype
+        self.a_element, self.w_element = memory_type(a_dtype), memory_type(self.w_dtype)
+        self.itemsize = self.w_dtype.itemsize_bytes  # of W and, nearly always, of A
         self.panels = problem.panels if isinstance(problem.panels, int) else None
         rows = problem.rows[-1].extent if problem.rows else 1
         row_stride = problem.rows[-1].stride if problem.rows else 0
@@ -146,6 +156,8 @@ class _Emitter:
         narrow = isinstance(problem.columns, int) and problem.columns <= PANEL // 2 and self.itemsize == 4
         self.used = PANEL // 2 if narrow else PANEL
         each = registers_per_panel(problem.isa, self.itemsize, self.used)
+        if self.words:
+            each = word_registers(problem.isa)
         if problem.dots and isinstance(problem.columns, int):
             tallest = dot_rows(problem.isa, self.itemsize, problem.columns)
             self.classes: tuple[RowClass, ...] = (RowClass(None, tallest, 1),)
@@ -159,7 +171,12 @@ class _Emitter:
             low = max((row_class.upto or low) + 1, low)
         self.loops = merge_loops([(problem.summed, 1)]) if problem.a is None else merge_loops(problem.loops)
         self.summed = self.dims.text(problem.summed)
-        self.tile: Tile | DotTile = self._tile(row_stride)
+        self.panel_elements = problem.summed * PANEL
+        if self.words:
+            self.panel_elements = panel_bytes(tuple(extent for extent, _ in self.loops))
+        self.tile: Tile | DotTile | WordTile = self._tile(row_stride)
+        # Where sums of words start depends on the panels, which then are summed for each group of them.
+        self.starts = isinstance(self.tile, WordTile) and self.tile.is_flipped
 
     def _scratch_stride(self) -> Dim:
         """Elements between rows of A in scratch; no multiple of 2 KiB, or rows fight for one cache set."""
@@ -168,7 +185,7 @@ class _Emitter:
             return summed + (PANEL if summed * self.itemsize % 2048 == 0 else 0)
         return summed
 
-    def _tile(self, row_stride: Dim) -> Tile | DotTile:
+    def _tile(self, row_stride: Dim) -> Tile | DotTile | WordTile:
         params: list[str] = []
 
         def text(value: Dim) -> str:
@@ -183,7 +200,10 @@ class _Emitter:
             columns, summed = self.problem.columns, text(self.problem.summed)
             rows_text = text(row_stride)
             return DotTile(self.problem.isa, self.element, columns, loops, rows_text, summed, tuple(params))
-        panel_stride = text(self.problem.summed * PANEL)
+        panel_stride = text(self.panel_elements)
+        if self.words:
+            rows_text, a_dtype = text(row_stride), self.a_dtype or self.problem.accumulate
+            return WordTile(self.problem.isa, a_dtype, self.w_dtype, loops, rows_text, panel_stride, tuple(params))
         return Tile(
             self.problem.isa,
             self.element,
@@ -211,7 +231,7 @@ class _Emitter:
         inline = (
             epilogue_cost(problem.kernel) <= INLINE_COST
             and len(forms) <= MOST_FORMS
-            and isinstance(self.tile, Tile)
+            and not isinstance(self.tile, DotTile)
             and self.tile.lanes == problem.isa.lanes
         )
         code = Code()
@@ -221,11 +241,11 @@ class _Emitter:
             for rows, panels in forms:
                 name = f"tile_{rows}x{panels}"
                 tile = self.tile
-                text = tile.function(name, rows, panels) if isinstance(tile, Tile) else tile.function(name, rows)
+                text = tile.function(name, rows) if isinstance(tile, DotTile) else tile.function(name, rows, panels)
                 code.line(text)
         with kernel_body(code, self.dims):
             renderer = Renderer(problem.kernel, self.dims, problem.isa, code)
-            zero_halos(renderer)
+            fill_halos(renderer)
             if forms:
                 self._loops(code, renderer, forms, inline)
         return Emitted(
@@ -264,7 +284,7 @@ class _Emitter:
     def _w_scratch_elements(self) -> Dim:
         if self.problem.packed is not None:
             return 0
-        return self.problem.summed * PANEL * max(c.panels for c in self.classes)
+        return self.panel_elements * max(c.panels for c in self.classes)
 
     def _a_scratch_elements(self) -> Dim:
         if self.problem.a is not None:
@@ -273,7 +293,7 @@ class _Emitter:
 
     def _scratch_bytes(self) -> Dim:
         total = self._w_scratch_elements() + self._a_scratch_elements()
-        return total * self.itemsize + (64 if total != 0 else 0)
+        return total * self.itemsize + (64 if total != 0 else 0)  # W is a multiple of 64 bytes
 
     def chunk_blocks(self) -> int:
         """Row blocks of a chunk; 0 for all of them. Within a chunk every weight is read once, in panel order."""
@@ -345,12 +365,16 @@ class _Emitter:
         code.line("i64 size = chunk < blocks - first ? chunk : blocks - first;")
         code.line("i64 group = place / size, block = first + place % size;")
         if problem.packed is None:
-            code.line(f"{self.element} *const w_scratch = ({self.element} *)args->scratch;")
+            code.line(f"{self.w_element} *const w_scratch = ({self.w_element} *)args->scratch;")
             code.line("i64 packed_matrix = -1, packed_group = -1;")
         if problem.a is None:
             start = dims.text(self._w_scratch_elements())
-            code.line(f"{self.element} *const a_scratch = ({self.element} *)args->scratch + {start};")
+            code.line(f"{self.a_element} *const a_scratch = ({self.a_element} *)args->scratch + {start};")
             code.line("i64 filled_matrix = -1, filled_chunk = -1;")
+        if self.starts:
+            most = max(c.panels for c in self.classes) * PANEL
+            code.line(f"i32 starts[{most}] __attribute__((aligned(128)));")
+            code.line("i64 summed_matrix = -1, summed_group = -1;")
         with code.block("for (; u < u_end; u++)"):
             self._tile_step(code, renderer, forms, inline)
             with code.block("if (++block == first + size)"):
@@ -409,11 +433,10 @@ class _Emitter:
         if problem.a is None:
             self._fill_rows(code, renderer, matrix)
             slot = f"(block - first) * tallest * {dims.text(self._scratch_stride())}"
-            code.line(f"const {self.element} *const a = a_scratch + {slot};")
+            code.line(f"const {self.a_element} *const a = a_scratch + {slot};")
         else:
-            element = self.element if self.a_dtype is None else memory_type(self.a_dtype)
-            code.line(f"const {element} *const a = p{problem.a} + {a_offset};")
-        panel_elements = f"panel0 * ({dims.text(problem.summed * PANEL)})"
+            code.line(f"const {self.a_element} *const a = p{problem.a} + {a_offset};")
+        panel_elements = f"panel0 * ({dims.text(self.panel_elements)})"
         if problem.packed is not None:
             moved = [
                 f"{t} * {dims.text(m.w_stride)}"
@@ -421,12 +444,16 @@ class _Emitter:
                 if m.w_stride != 0
             ]
             code.line(
-                f"const {self.element} *const w = (const {self.element} *)p{problem.w}"
+                f"const {self.w_element} *const w = (const {self.w_element} *)p{problem.w}"
                 f" + {' + '.join([panel_elements, *moved])};"
             )
         else:
             self._fill_panels(code, renderer, matrix)
-            code.line(f"const {self.element} *const w = w_scratch;")
+            code.line(f"const {self.w_element} *const w = w_scratch;")
+        if isinstance(self.tile, WordTile) and self.starts:
+            with code.block("if (summed_matrix != matrix || summed_group != group)"):
+                code.line("summed_matrix = matrix; summed_group = group;")
+                self.tile.sums(code, "w", "wide", f"({dims.text(self.panel_elements)}) / {ROW_BYTES}", "starts")
         base = [f"{t} * columns" for m, t in zip(problem.matrices, matrix, strict=True) if m.axis is None]
         code.line(f"const i64 column0 = panel0 * {PANEL};")
         column_base = " + ".join(base)
@@ -440,11 +467,11 @@ class _Emitter:
         with code.block("switch (tall * 16 + wide)"):
             for rows, panels in forms:
                 with code.block(f"case {rows * 16 + panels}:"):
-                    if inline and isinstance(self.tile, Tile):
+                    if inline and not isinstance(self.tile, DotTile):
                         names = self.tile.body(code, rows, panels)
                         self._inline_stores(code, epilogue, scope, names, panels, column_base, row_axis)
                     else:
-                        params = "".join(f", {p}" for p in self.tile.params)
+                        params = "".join(f", {p}" for p in (*(("starts",) if self.starts else ()), *self.tile.params))
                         code.line(f"tile_{rows}x{panels}(a, w, sums, {panels * PANEL}{params});")
                     code.line("break;")
         if not inline:
@@ -517,7 +544,9 @@ class _Emitter:
             scope = renderer.scope(axes, code=code)
             problem.fill(
                 problem,
-                PackSite(code, renderer, scope, self.element, "w_scratch", "panel0", "wide", tuple(matrix), self.dims),
+                PackSite(
+                    code, renderer, scope, self.w_element, "w_scratch", "panel0", "wide", tuple(matrix), self.dims
+                ),
             )
 
     def _fill_rows(self, code: Code, renderer: Renderer, matrix: Sequence[str]) -> None:
@@ -536,14 +565,14 @@ class _Emitter:
                 with code.block("for (i64 i = 0; i < tall_f; i++)"):
                     row_axes = {row_axis: "(row0_f + i)"} if row_axis is not None else {}
                     row_scope = renderer.scope(row_axes, parent=outer_scope, code=code)
-                    code.line(f"{self.element} *const target = a_scratch + ((b - first) * tallest + i) * {stride};")
+                    code.line(f"{self.a_element} *const target = a_scratch + ((b - first) * tallest + i) * {stride};")
                     code.line(f"const i64 k_end = {self.summed};")
 
                     def block(count: str | None) -> None:
                         assert problem.a_value is not None
                         scope = renderer.scope({problem.k: "k"}, problem.k, count, parent=row_scope, code=code)
                         value = scope.value(problem.a_value)
-                        name = register_dtype(problem.accumulate).name
+                        name = register_dtype(self.scratch_dtype).name
                         ending = f", {value})" if count is None else f", {value}, {count})"
                         code.line(f"{'store' if count is None else 'storen'}_{name}(target + k{ending};")
 

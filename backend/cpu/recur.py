@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from aot import expr
 from aot.backend.base import Emitted, PackedOperand
 from aot.backend.cpu.code import Code, DimTable, register_dtype
-from aot.backend.cpu.frame import bytes_moved, kernel_body, thread_share, zero_halos
+from aot.backend.cpu.frame import bytes_moved, fill_halos, kernel_body, thread_share
 from aot.backend.cpu.functions import splat
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.render import Renderer, Scope
@@ -178,7 +178,7 @@ class _Recurrence:
         body, scratch = Code(), self._scratch()
         with kernel_body(body, self.dims):
             renderer = Renderer(self.kernel, self.dims, self.isa, body)
-            zero_halos(renderer)
+            fill_halos(renderer)
             self._rows(body, renderer, scratch)
         code = Code()
         for line in self.tile.typedefs:

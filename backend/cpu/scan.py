@@ -8,7 +8,7 @@ from __future__ import annotations
 from aot import dims as dimension
 from aot.backend.base import Emitted
 from aot.backend.cpu.code import Code, DimTable, literal, register_dtype, register_type, vector_type
-from aot.backend.cpu.frame import bytes_moved, kernel_body, thread_share, zero_halos
+from aot.backend.cpu.frame import bytes_moved, fill_halos, kernel_body, thread_share
 from aot.backend.cpu.functions import splat
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.render import Renderer
@@ -36,7 +36,7 @@ def emit_scan(kernel: Kernel, isa: Isa) -> Emitted:
     with kernel_body(code, dims):
         if any(any(map(any, output.type.halo)) for output in kernel.outputs):
             with code.block():
-                zero_halos(Renderer(kernel, dims, isa, code))
+                fill_halos(Renderer(kernel, dims, isa, code))
         renderer = Renderer(flat, dims, isa, code)
         counts = [dims.text(flat.axes[a].extent) for a in outer]
         if vector is not None:

@@ -10,7 +10,7 @@ from aot import dims as dimension
 from aot import expr
 from aot.backend.base import Emitted
 from aot.backend.cpu.code import Code, DimTable, register_type, vector_type
-from aot.backend.cpu.frame import bytes_moved, kernel_body, thread_share, zero_halos
+from aot.backend.cpu.frame import bytes_moved, fill_halos, kernel_body, thread_share
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.owned import need, owned_root
 from aot.backend.cpu.render import Renderer, Scope
@@ -69,7 +69,7 @@ class _Steps:
         code = Code()
         with kernel_body(code, self.dims):
             renderer = Renderer(self.kernel, self.dims, self.isa, code)
-            zero_halos(renderer)
+            fill_halos(renderer)
             outer = [axis for axis in range(len(self.shape)) if axis != self.vector]
             extents: list[Dim] = [self.shape[axis] for axis in outer]
             names = [f"i{axis}" for axis in outer]

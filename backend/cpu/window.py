@@ -1,6 +1,6 @@
 """Convolution kernels: implicit matmuls over panels of weights, and direct loops for depthwise ones.
 
-The input carries its zero halo, so no tap needs a check. A dense convolution is the matmul of
+The input carries its halo, so no tap needs a check. A dense convolution is the matmul of
 `panels.py`: rows are pixels of an output row, the summed loops run over kernel positions and
 channels. 1x1 convolutions, and whatever else walks evenly, get longer rows by merging axes there.
 """
@@ -21,6 +21,7 @@ from aot.backend.cpu.panels import MatrixAxis, PackSite, Panels, emit_panels
 from aot.backend.cpu.rows import RowAxis, merge_rows
 from aot.backend.cpu.tile import PANEL, merge_loops
 from aot.backend.cpu.winograd import emit_winograd, prefers_winograd
+from aot.backend.cpu.words import ROW_BYTES, WORD, are_words, panel_bytes, words_of
 from aot.dims import Dim
 from aot.errors import CompilerError
 from aot.ir import TensorType
@@ -62,9 +63,38 @@ def _pack(kernel: Kernel, root: WindowRoot, shape: Sequence[int], dots: bool) ->
         RecipeStep(RecipeOp.RESHAPE, shape=(groups, per_group, channels, *window)),
         RecipeStep(RecipeOp.PACK, shape=packed, coefficients=rows),
     ]
-    if kernel.inputs[root.w].type.dtype != root.accumulate:
-        steps.insert(0, RecipeStep(RecipeOp.CAST, dtype=root.accumulate.number))
-    return PackedOperand(tuple(steps), root.accumulate.number, packed)
+    source = kernel.inputs[root.w].type.dtype
+    dtype = source if are_words(root.accumulate, source) else root.accumulate
+    if source != dtype:
+        steps.insert(0, RecipeStep(RecipeOp.CAST, dtype=dtype.number))
+    return PackedOperand(tuple(steps), dtype.number, packed)
+
+
+def _pack_words(kernel: Kernel, root: WindowRoot, shape: Sequence[int], extents: Sequence[int]) -> PackedOperand:
+    """8-bit weights [O, Cg, k…] as panels of words [G, ceil(Og / 16), …, ceil(run / 4), 16, 4].
+
+    `extents`: of the merged summed loops, of which the last is the run.
+    """
+    moved = _pack(kernel, root, shape, dots=True)  # [G, Og, summed…]
+    groups, per_group, *_ = moved.shape
+    *outer, run = extents
+    packed = (groups, -(-per_group // PANEL), *outer, -(-run // WORD), PANEL, WORD)
+    width = len(packed)
+    rows = [[0] * width for _ in range(2 + len(extents))]
+    rows[0][0] = 1
+    rows[1][1], rows[1][-2] = PANEL, 1
+    for number in range(len(outer)):
+        rows[2 + number][2 + number] = 1
+    rows[-1][-3], rows[-1][-1] = WORD, 1
+    return PackedOperand(
+        (
+            *moved.recipe,
+            RecipeStep(RecipeOp.RESHAPE, shape=(groups, per_group, *extents)),
+            RecipeStep(RecipeOp.PACK, shape=packed, coefficients=tuple(map(tuple, rows))),
+        ),
+        moved.dtype,
+        packed,
+    )
 
 
 def _loop_order(x: TensorType) -> list[int]:
@@ -84,6 +114,8 @@ def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:
     for (low, high), (before, after) in zip(x.halo[2:], root.pads, strict=True):
         if low < before or high < after:
             raise CompilerError(f"{kernel.name}: the input's halo {x.halo} does not cover the padding {root.pads}")
+    if any(map(any, root.pads)) and x.layout.fill != root.fill:
+        raise CompilerError(f"{kernel.name}: the input's halo holds {x.layout.fill}, not {root.fill}")
     constant = is_constant_weight(kernel, root)
     if constant and channels == 1 and root.groups > 1:
         return emit_depthwise(kernel, isa)
@@ -103,6 +135,9 @@ def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:
     merged, merged_rows, _ = merge_rows(kernel, rows, [])
     summed = dimension.product([channels, *window])
     panels = -(-per_group // PANEL)
+    w_dtype = kernel.inputs[root.w].type.dtype
+    words = are_words(root.accumulate, x.dtype, w_dtype)
+    run_extents = [int(str(extent)) for extent, _ in merge_loops(loops)]
     dots = (
         constant
         and x.dtype == root.accumulate
@@ -111,7 +146,15 @@ def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:
     matrices: tuple[MatrixAxis, ...] = ()
     if root.groups > 1:
         w_stride = summed * (per_group if dots else panels * PANEL)
+        if words:
+            w_stride = panels * panel_bytes(tuple(run_extents))
         matrices = (MatrixAxis(None, root.groups, channels * strides[1], w_stride),)
+    if not constant:
+        packed = None
+    elif words:
+        packed = _pack_words(kernel, root, (outputs, channels, *window), run_extents)
+    else:
+        packed = _pack(kernel, root, (outputs, channels, *window), dots)
     return emit_panels(
         Panels(
             kernel=merged,
@@ -125,8 +168,9 @@ def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:
             a=root.x,
             a_origin=origin,
             w=root.w,
-            packed=_pack(kernel, root, (outputs, channels, *window), dots) if constant else None,
-            fill=None if constant else _fill,
+            packed=packed,
+            fill=None if constant else _fill_words if words else _fill,
+            w_dtype=w_dtype if words else None,
             unique_bytes_per_row=dimension.product(root.strides) * channels * x.dtype.itemsize_bytes,
             label="convolution",
             dots=dots,
@@ -155,3 +199,31 @@ def _fill(problem: Panels, site: PackSite) -> None:
         with code.block(f"for (i64 l = 0; l < {PANEL}; l++)"):
             value = get(type_.dtype, "base", f"{place} + l * {strides[0]}")
             code.line(f"*target++ = n + l < columns ? {value} : 0;")
+
+
+def _fill_words(problem: Panels, site: PackSite) -> None:
+    """Packs panels of words of weights that are computed at run time, element by element."""
+    root, code = problem.kernel.root, site.code
+    assert isinstance(root, WindowRoot)
+    type_ = problem.kernel.inputs[root.w].type
+    strides = [site.dims.text(stride) for stride in type_.strides]
+    group = f"{site.matrix[0]} * columns + " if site.matrix else ""
+    run, _ = merge_loops(problem.loops)[-1]
+    bytes_ = site.dims.text(panel_bytes(tuple(extent for extent, _ in merge_loops(problem.loops))))
+    order = _loop_order(problem.kernel.inputs[root.x].type)
+    with code.block(f"for (i64 p = 0; p < {site.count}; p++)"):
+        code.line(f"const i64 n = ({site.first} + p) * {PANEL};")
+        code.line(f"u8 *const panel = (u8 *){site.target} + p * {bytes_};")
+        code.line(f"for (i64 e = 0; e < {bytes_}; e++) panel[e] = 0;")
+        base = f"(const u8 *)p{root.w} + {site.dims.text(type_.origin_elements)} + ({group}n) * {strides[0]}"
+        code.line(f"const u8 *const base = {base};")
+        code.line("i64 outer = 0, place = 0;")
+        for axis in order:
+            code.line(f"for (i64 t{axis} = 0; t{axis} < {site.dims.text(type_.shape[axis])}; t{axis}++)")
+        element = " + ".join(f"t{axis} * {strides[axis]}" for axis in order)
+        with code.block():
+            row = f"(outer * {site.dims.text(words_of(run))} + place / {WORD}) * {ROW_BYTES} + place % {WORD}"
+            code.line(f"u8 *const target = panel + {row};")
+            code.line(f"for (i64 l = 0; l < {PANEL} && n + l < columns; l++)")
+            code.line(f"  target[l * {WORD}] = base[{element} + l * {strides[0]}];")
+            code.line(f"if (++place == {site.dims.text(run)}) {{ place = 0; outer++; }}")

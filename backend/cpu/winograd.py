@@ -16,7 +16,7 @@ from aot import dims as dimension
 from aot import expr
 from aot.backend.base import Emitted, PackedOperand
 from aot.backend.cpu.code import Code, DimTable
-from aot.backend.cpu.frame import Epilogue, bytes_moved, kernel_body, thread_share, zero_halos
+from aot.backend.cpu.frame import Epilogue, bytes_moved, fill_halos, kernel_body, thread_share
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.render import Renderer, Scope
 from aot.backend.cpu.tile import PANEL, Tile, most_panels, registers_per_panel, split
@@ -120,7 +120,7 @@ class _Winograd:
                 code.line(tile.function(f"tile_{rows}x{panels}", rows, panels))
         with kernel_body(code, dims):
             renderer = Renderer(kernel, dims, self.isa, code)
-            zero_halos(renderer)
+            fill_halos(renderer)
             self._loops(code, renderer)
         scratch = 16 * self.block * (self.row_stride + max(self.groups) * PANEL) * 4 + 64
         pixels = self.batch * self.height * self.width

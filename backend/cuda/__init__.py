@@ -9,9 +9,10 @@ from aot.backend.base import Built, Emitted
 from aot.backend.cuda import compile as builder
 from aot.backend.cuda.architectures import architecture_of
 from aot.backend.cuda.attend import emit_attend, emit_attend_parts, lacks_attention
-from aot.backend.cuda.code import has_type
+from aot.backend.cuda.code import FLOAT8, has_type
 from aot.backend.cuda.contract import emit_contract
 from aot.backend.cuda.loops import emit_loops
+from aot.backend.cuda.packed import emit_packed
 from aot.backend.cuda.recur import emit_recurrence
 from aot.backend.cuda.running import RUNNING, emit_running
 from aot.backend.cuda.scans import emit_scan
@@ -21,6 +22,7 @@ from aot.backend.cuda.source import emit_source, lacks_source
 from aot.backend.cuda.steps import emit_steps
 from aot.backend.cuda.trees import emit_trees
 from aot.backend.cuda.window import emit_window
+from aot.dtypes import I8, DType
 from aot.ir import Node
 from aot.kernel import AttendRoot, ContractRoot, Kernel, Kind, ScanRoot, WindowRoot
 from aot.lower import OWNED_KINDS
@@ -39,6 +41,9 @@ OWNED: Mapping[str, Callable[[Kernel, Target], Emitted]] = {
     "top_k": emit_sort,
 }
 """The emitters of ops that own their loops; others have Triton source in their entry, or run on the CPU in between."""
+
+NO_FLOAT8 = frozenset({Kind.ATTEND, Kind.SCAN_AXIS})
+"""Kinds whose emitters read elements in their memory's type; there, floats of 8 bits are bytes."""
 
 
 class CudaBackend:
@@ -75,6 +80,7 @@ class CudaBackend:
     channel_group = 4  # two words of half precision, which go to shared memory by themselves
     reads_anywhere = True
     precisions: frozenset[str] = frozenset({"fp32", "tf32", "fp16", "bf16"})
+    eight_bit_operands: tuple[DType, DType] = (I8, I8)
 
     def target(self, architecture: str) -> Target:
         return architecture_of(architecture).target
@@ -86,6 +92,9 @@ class CudaBackend:
             if not has_type(value.type.dtype):
                 return f"a GPU has no code for elements of type {value.type.dtype.name}"
         definition = OPS[node.op]
+        has_bytes = any(value.type.dtype in FLOAT8 for value in (*node.operands, *node.outputs))
+        if has_bytes and (definition.kind in (*OWNED_KINDS, *NO_FLOAT8) or self.name in definition.sources):
+            return "a GPU has no kernel for it with elements of 8-bit floats"
         if node.op in OWNED:
             return ""
         if self.name in definition.sources:
@@ -99,7 +108,7 @@ class CudaBackend:
         if kernel.root is None:
             return emit_loops(kernel, target)
         if isinstance(kernel.root, ContractRoot):
-            return emit_contract(kernel, target)
+            return emit_contract(kernel, target) if kernel.root.weight is None else emit_packed(kernel, target)
         if isinstance(kernel.root, WindowRoot):
             return emit_window(kernel, target)
         if isinstance(kernel.root, AttendRoot):

@@ -10,7 +10,7 @@ import numpy as np
 
 from aot.backend.lines import Integers, Lines
 from aot.dims import Dim
-from aot.dtypes import BF16, F16, F32, F64, DType
+from aot.dtypes import BF16, F8E4M3, F8E5M2, F16, F32, F64, DType
 from aot.errors import TargetError
 from aot.ir import TensorType
 
@@ -31,13 +31,17 @@ class Code(Lines):
 
 DimTable = Integers
 
+FLOAT8 = {F8E4M3: "tl.float8e4nv", F8E5M2: "tl.float8e5"}
+"""The 8-bit floats as Triton calls them, where a device multiplies them. In memory they are bytes: no architecture
+below 8.9 has the types."""
 
 _NAMES = {
     "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16", "u32": "uint32",
-    "u64": "uint64", "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
+    "u64": "uint64", "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "f8e4m3": "uint8",
+    "f8e5m2": "uint8",
 }  # fmt: skip
 _POINTERS = {
-    "bool": "*u8", "f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "f64": "*fp64",
+    "bool": "*u8", "f8e4m3": "*u8", "f8e5m2": "*u8", "f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "f64": "*fp64",
     **{f"{sign}{bits}": f"*{sign}{bits}" for sign in "iu" for bits in (8, 16, 32, 64)},
 }  # fmt: skip
 
@@ -73,7 +77,7 @@ def has_type(dtype: DType) -> bool:
 
 
 def memory_type(dtype: DType) -> str:
-    """The Triton type of an element in memory; truth values are bytes."""
+    """The Triton type of an element in memory; truth values and floats of 8 bits are bytes."""
     if dtype.is_bool:
         return "tl.uint8"
     if dtype.name in _NAMES:
@@ -90,8 +94,8 @@ def pointer_type(dtype: DType) -> str:
 
 
 def register_dtype(dtype: DType) -> DType:
-    """The dtype in which values are computed: 16-bit floats in f32, rounded when stored or cast."""
-    return F32 if dtype in (F16, BF16) else dtype
+    """The dtype in which values are computed: floats of 16 and 8 bits in f32, rounded when stored or cast."""
+    return F32 if dtype in (F16, BF16, *FLOAT8) else dtype
 
 
 def register_type(dtype: DType) -> str:

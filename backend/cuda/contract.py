@@ -8,6 +8,10 @@ Products of one left operand with several matrices of one shape share its tiles,
 all at hand: the gate of a gated layer costs no kernel of its own.
 
 16-bit floats are multiplied as they are and added in f32; f32 is multiplied in f32, not in tf32, unless asked for.
+Integers of 8 bits are added in i32, exactly. Tensor cores take signed ones: of an unsigned one 128 is taken away, and
+128 times the sum of the other operand is given back in the end. Floats of 8 bits are multiplied as they are where the
+device does that, its own sums being rounded to 14 bits, so every PROMOTED of them are added in f32 as of themselves;
+elsewhere they are widened to f16.
 """
 
 from __future__ import annotations
@@ -20,12 +24,12 @@ from dataclasses import dataclass, replace
 from aot import dims as dimension
 from aot.backend.affine import affine_of
 from aot.backend.base import Emitted, PackedOperand
-from aot.backend.cuda.code import Code, DimTable, register_dtype, register_type
+from aot.backend.cuda.code import FLOAT8, Code, DimTable, register_dtype, register_type
 from aot.backend.cuda.frame import Tiling, finish, power_of_two
 from aot.backend.cuda.render import Renderer, Scope, TileDim
 from aot.backend.nest import COSTLY, flatten, free_axes
 from aot.dims import Dim, Symbol, typical
-from aot.dtypes import BF16, F16, F32, I64, DType
+from aot.dtypes import BF16, F8E4M3, F16, F32, I8, I32, I64, U8, DType
 from aot.errors import CompilerError
 from aot.expr import Expr, axis, cast, const, walk
 from aot.kernel import ContractRoot, Kernel
@@ -99,8 +103,14 @@ faster than by pointers where there are many, and slower where there are few (do
 LEAST_DESCRIBED = 2
 """Tiles for each multiprocessor from which on descriptors are used."""
 
-DESCRIBED_ELEMENTS = 8
-"""Elements of 16 bits that lines of described matrices are multiples of: 16 bytes."""
+DESCRIBED_BYTES = 16
+"""Bytes that lines of described matrices are multiples of."""
+
+PROMOTED = 128
+"""Products of 8-bit floats that are added by the tensor cores themselves before f32 takes over."""
+
+OFFSET = 128
+"""What is taken away from an unsigned integer of 8 bits to make it a signed one."""
 
 TILES = (
     Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 4, 3), Tile(128, 128, 64, 8, 3), Tile(128, 64, 64, 4, 4),
@@ -109,6 +119,14 @@ TILES = (
     Tile(16, 128, 128, 4, 3), Tile(16, 64, 128, 4, 4), Tile(16, 32, 256, 4, 4, sums=2),
     Tile(16, 16, 256, 4, 4, sums=2),
 )  # fmt: skip
+BYTE_TILES = tuple(replace(tile, summed=2 * tile.summed) for tile in TILES)
+FLOAT8_TILES = tuple(
+    replace(tile, warps=8) if tile.rows * tile.columns >= 128 * 128 else tile
+    for tile in BYTE_TILES
+    if tile.rows * tile.columns <= 128 * 128
+)
+"""Their sums of PROMOTED products lie in registers beside the sums of all."""
+
 SINGLE_TILES = (Tile(64, 64, 32, 4, 3), Tile(64, 32, 32, 4, 3), Tile(32, 32, 32, 4, 3), Tile(16, 32, 64, 4, 3))
 
 
@@ -156,8 +174,8 @@ class _Contract:
         return dimension.product(self.kernel.axes[a].extent for a in axes)
 
     def emit(self) -> Emitted:
-        operand = _operand_dtype(self.root)
-        if operand in (F16, BF16, F32) and self.root.accumulate == F32:
+        operand = _operand_dtype(self.root, self.target)
+        if (operand in (F16, BF16, F32, F8E4M3) and self.root.accumulate == F32) or operand == I8:
             few = isinstance(self.rows, int) and self.rows <= FEW_ROWS
             if isinstance(self.schedule, Stream) or (few and self.schedule is None):
                 return self._stream()
@@ -171,7 +189,7 @@ class _Contract:
     def _finish(self, tiling: Tiling, warps: int, stages: int, schedule: str, is_heavy: bool = False) -> Emitted:
         made = finish(
             self.source, tiling, warps=warps, stages=stages, schedule=schedule, flops=self._flops(), early=self.early,
-            is_heavy=is_heavy,
+            is_heavy=is_heavy, features=self.target.features,
         )  # fmt: skip
         return replace(made, packed=self.packed)
 
@@ -206,7 +224,7 @@ class _Contract:
 
         def time(tile: Tile, rows: int, columns: int, summed: int, batch: int) -> float:
             """Cycles, by a model fitted to products measured on an H200 (docs/cuda.md)."""
-            tile = self._fitted(tile)
+            tile = self._fitted(tile, operand)
             steps = taps * -(-summed // tile.summed)
             count = batch * -(-rows // tile.rows) * -(-columns // tile.columns)
             step_bytes = (tile.rows + tile.columns) * tile.summed * item
@@ -217,6 +235,8 @@ class _Contract:
             rate = 4096.0 if tile.rows >= 64 else 680.0
             if operand == F32 and "tf32" in self.target.features:
                 rate = rate / 2
+            elif operand in (I8, F8E4M3):
+                rate *= 2
             elif operand == F32:  # the fewer sums a thread has, the more it reads for each from shared memory
                 rate = 256 * min(tile.rows * tile.columns / (32 * 32 * tile.warps), 1) ** 0.45
             arrival = (500 + step_bytes / 200) / min(tile.stages - 1, 3)
@@ -230,23 +250,27 @@ class _Contract:
             whole, rest = divmod(count, processors * most)
             return whole * wave(most) + (wave(-(-rest // processors)) if rest else 0)
 
-        tiles: tuple[Tile, ...] = SINGLE_TILES if operand == F32 else TILES
+        tiles: tuple[Tile, ...] = {F32: SINGLE_TILES, I8: BYTE_TILES, F8E4M3: FLOAT8_TILES}.get(operand, TILES)
+        if operand == I8 and "tensor_copies" not in self.target.features:
+            # Operands lie in registers there: of the largest tile, too many.
+            tiles = tuple(tile for tile in tiles if tile.rows * tile.columns <= 128 * 128)
         if self._has_wide_epilogue():
             # The epilogue's own values live beside the sums: with more of those, registers spill.
             tiles = tuple(tile for tile in tiles if tile.rows * tile.columns <= MOST_SUMS * 32 * tile.warps)
         tiles = tuple(tile for tile in tiles if tile.columns >= 16 * count)
         return min(tiles, key=lambda tile: math.prod(time(tile, *case) for case in cases))
 
-    def _fitted(self, tile: Tile) -> Tile:
+    def _fitted(self, tile: Tile, operand: DType) -> Tile:
         """A tile whose steps are no longer than what is summed; tap by tap, with few places behind the last channel."""
         if not isinstance(self.summed, int):
             return tile
         channels = self.summed
-        step = longest = max(min(tile.summed, power_of_two(max(channels, 1))), 16)
+        least = 32 if operand in (I8, F8E4M3) else 16  # of one instruction
+        step = longest = max(min(tile.summed, power_of_two(max(channels, 1))), least)
         if self.taps:
-            halves = [longest >> n for n in range(4) if longest >> n >= 16]
+            halves = [longest >> n for n in range(4) if longest >> n >= least]
             step = min(halves, key=lambda size: -(-channels // size) * (size + STEP_COST))
-        return replace(tile, summed=step, sums=max(min(tile.sums, step // 16), 1))
+        return replace(tile, summed=step, sums=max(min(tile.sums, step // least), 1))
 
     def _has_wide_epilogue(self) -> bool:
         """Whether the epilogue has functions of many steps, or reads another tile, such as of a residual."""
@@ -260,8 +284,8 @@ class _Contract:
     def _tiles(self, operand: DType) -> Emitted:
         self._pack()
         if self._suits_descriptors(operand):
-            return self._described()
-        tile, code, root = self._fitted(self._choose(operand)), self.code, self.root
+            return self._described(operand)
+        tile, code, root = self._fitted(self._choose(operand), operand), self.code, self.root
         width = tile.columns // len(root.rights)
         part = tile.summed // tile.sums
         lead = f"{tile.sums}, " if tile.sums > 1 else ""
@@ -278,8 +302,11 @@ class _Contract:
             n_dim, n = self._span(renderer, "n", "across", width, self.column_axes, "[None, :]")
             outer = Scope(renderer, batch, [], "(1, 1)")
             sums = self._names("acc")
+            kind = register_type(root.accumulate)
             for name in sums:
-                code.line(f"{name} = tl.zeros(({lead}{tile.rows}, {width}), tl.float32)")
+                code.line(f"{name} = tl.zeros(({lead}{tile.rows}, {width}), {kind})")
+            offsets = _Offsets(code, root, sums)
+            offsets.begin(f"({lead}{tile.rows}, 1)", f"({lead}1, {width})")
             whole = isinstance(self.summed, int) and self.summed % tile.summed == 0
             with self._steps(tile) as (start, taps):
                 places = f"tl.arange(0, {part})"
@@ -301,14 +328,26 @@ class _Contract:
                     self._operand(scope, expr, operand)
                     for scope, expr in ((left, root.a), *((right, each) for each in root.rights))
                 )
-                precision = '"ieee"' if operand == F32 and "tf32" not in self.target.features else '"tf32"'
+                how = self._how(operand, part)
                 for name, b in zip(sums, rights, strict=True):
-                    code.line(f"{name} = tl.dot({a}, {b}, {name}, input_precision={precision})")
+                    code.line(f"{name} = tl.dot({a}, {b}, {name}, {how})")
+                offsets.add(a, rights)
+            offsets.give_back()
             for name in sums if lead else ():
                 code.line(f"{name} = tl.sum({name}, axis=0)")
+            offsets.give_back_twice(self.dims.text(self.summed * self._extent(self.taps)))
             self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({tile.rows}, {width})", sums)
         is_heavy = typical(self.summed * self._extent(self.taps)) > FEW_STEPS * tile.summed
         return self._finish(tiling, tile.warps, tile.stages, f"tiles of {tile}", is_heavy)
+
+    def _how(self, operand: DType, summed: int) -> str:
+        """The rest of the arguments of tl.dot, for so many summed elements at a time."""
+        if operand == I8:
+            return "out_dtype=tl.int32"
+        if operand == F8E4M3:
+            return f"max_num_imprecise_acc={min(summed, PROMOTED)}"
+        precision = "ieee" if operand == F32 and "tf32" not in self.target.features else "tf32"
+        return f'input_precision="{precision}"'
 
     @contextmanager
     def _steps(self, tile: Tile) -> Iterator[tuple[str, dict[int, str]]]:
@@ -358,7 +397,7 @@ class _Contract:
             self.schedule is None
             and "tensor_copies" in self.target.features
             and tiles >= LEAST_DESCRIBED * self.target.numbers["multiprocessors"]
-            and typical(self.summed) >= 4 * DESCRIBED.summed
+            and typical(self.summed) * operand.itemsize_bytes >= 8 * DESCRIBED.summed
             and not self._has_wide_epilogue()
             and self._are_matrices(operand)
         )
@@ -366,13 +405,14 @@ class _Contract:
     def _are_matrices(self, operand: DType) -> bool:
         """Whether both operands are read where they lie, row after row, what is summed innermost, in whole lines."""
         root, summed = self.root, self.summed
-        if operand not in (F16, BF16) or len(root.rights) > 1 or self.batch != 1 or not isinstance(summed, int):
+        if operand == F32 or len(root.rights) > 1 or self.batch != 1 or not isinstance(summed, int):
             return False
-        if summed % DESCRIBED_ELEMENTS or not summed:
+        if summed * operand.itemsize_bytes % DESCRIBED_BYTES or not summed:
             return False
         for expr, axes in ((root.a, self.row_axes), (root.b, self.column_axes)):
             load = _uncast(expr, operand)
-            if load.op != "load" or load.dtype != operand or not self.kernel.inputs[load.payload].is_aligned:
+            is_as_multiplied = load.dtype == operand or (operand == F8E4M3 and load.dtype in FLOAT8)
+            if load.op != "load" or not is_as_multiplied or not self.kernel.inputs[load.payload].is_aligned:
                 return False
             wanted: dict[int, Dim] = {root.k: 1}
             stride: Dim = summed
@@ -384,9 +424,11 @@ class _Contract:
                 return False
         return True
 
-    def _described(self) -> Emitted:
+    def _described(self, operand: DType) -> Emitted:
         """Each program takes one tile after the other, while the next ones arrive."""
         tile, code, root = DESCRIBED, self.code, self.root
+        if operand.itemsize_bytes == 1:
+            tile = replace(tile, summed=2 * tile.summed, warps=8 if operand == F8E4M3 else tile.warps)
         tiling = Tiling(code, self.dims)
         renderer = Renderer(self.kernel, self.dims, code)
         down, across = dimension.ceildiv(self.rows, tile.rows), dimension.ceildiv(self.columns, tile.columns)
@@ -394,19 +436,21 @@ class _Contract:
         summed = self.dims.text(self.summed)
         sides = (("left", root.a, self.rows, tile.rows), ("right", root.b, self.columns, tile.columns))
         for name, expr, extent, size in sides:
-            number = _uncast(expr, _operand_dtype(root)).payload
+            load = _uncast(expr, operand)
+            held_as = f".to(tl.pointer_type({FLOAT8[load.dtype]}))" if load.dtype in FLOAT8 else ""
             shape, block = f"[{self.dims.text(extent)}, {summed}]", f"[{size}, {tile.summed}]"
-            code.line(f"{name} = tl.make_tensor_descriptor(p{number}, {shape}, [{summed}, 1], {block})")
+            code.line(f"{name} = tl.make_tensor_descriptor(p{load.payload}{held_as}, {shape}, [{summed}, 1], {block})")
         tiling.total = dimension.minimum(down * across, processors)
         with code.block(f"for tile in tl.range(program, {self.dims.text(down * across)}, {processors}, flatten=True)"):
             self._walk(down, across)
             m_dim, m = self._span(renderer, "m", "down", tile.rows, self.row_axes, "[:, None]")
             n_dim, n = self._span(renderer, "n", "across", tile.columns, self.column_axes, "[None, :]")
-            code.line(f"acc = tl.zeros(({tile.rows}, {tile.columns}), tl.float32)")
+            code.line(f"acc = tl.zeros(({tile.rows}, {tile.columns}), {register_type(root.accumulate)})")
+            how = f", {self._how(operand, tile.summed)}" if operand.itemsize_bytes == 1 else ""
             with code.block(f"for at in tl.range(0, {summed}, {tile.summed})"):
                 code.line(f"rows = left.load([tl.cast(down * {tile.rows}, tl.int32), tl.cast(at, tl.int32)])")
                 code.line(f"columns = right.load([tl.cast(across * {tile.columns}, tl.int32), tl.cast(at, tl.int32)])")
-                code.line("acc = tl.dot(rows, columns.T, acc)")
+                code.line(f"acc = tl.dot(rows, columns.T, acc{how})")
             outer = Scope(renderer, {}, [], "(1, 1)")
             self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({tile.rows}, {tile.columns})", ["acc"])
         return self._finish(tiling, tile.warps, tile.stages, f"tiles of {tile}, by descriptors", is_heavy=True)
@@ -417,13 +461,17 @@ class _Contract:
 
     def _operand(self, scope: Scope, expr: Expr, operand: DType) -> str:
         inner = _uncast(expr, operand)
-        text = scope.product_operand(inner, operand)
-        if inner.op == "load" and all(d.axes & free_axes(inner.args[0]) for d in scope.dims):
+        held = inner.dtype if operand in (I8, F8E4M3) else operand
+        text = scope.product_operand(inner, held)
+        if held == U8:
+            text = scope.define(f"({text} ^ {OFFSET}).to(tl.int8, bitcast=True)")
+        is_read_there = inner.op == "load" and all(d.axes & free_axes(inner.args[0]) for d in scope.dims)
+        if is_read_there and (operand != I8 or all(e.dtype == I8 for e in (self.root.a, *self.root.rights))):
             return text
         text = scope.define(f"tl.broadcast_to({text}, {scope.shape})")
         masks = [d.mask for d in scope.dims if d.mask is not None]
-        # What is computed, or read at another place, is not 0 behind the end.
-        return scope.define(f"tl.where({' & '.join(masks)}, {text}, 0.0).to({text}.dtype)") if masks else text
+        # What is computed, or read at another place, is not 0 behind the end, nor is what an offset was taken from.
+        return scope.define(f"tl.where({' & '.join(masks)}, {text}, 0).to({text}.dtype)") if masks else text
 
     def _batch_axes(self, renderer: Renderer) -> dict[int, str]:
         return self._indices(self.batch_axes, renderer.index("sample"))
@@ -483,6 +531,7 @@ class _Contract:
         shape = f"({width}, {piece})" if along_k else f"({piece}, {width})"
         summed_along = 1 if along_k else 0
         constant = all(map(self._is_weight, root.rights))
+        kind = register_type(root.accumulate)
         with tiling.programs(self.batch * across) as program:
             early = self.early
             early.line(f"sample = {program} // {self.dims.text(across)}")
@@ -503,15 +552,15 @@ class _Contract:
                 k_dim = TileDim(frozenset({root.k}), mask)
                 dims = [n_dim, k_dim] if along_k else [k_dim, n_dim]
                 right = Scope(renderer, {**n, root.k: "k"}, dims, shape, outer)
-                return right, [right.value(cast(each, F32)) for each in root.rights]
+                return right, [right.value(cast(each, root.accumulate)) for each in root.rights]
 
             def sums(right: Scope, weights: Sequence[str], totals: Sequence[Sequence[str]], first: bool) -> None:
                 for m, of_row in enumerate(totals):
                     row = Scope(renderer, self._row_places(m), right.dims, shape, right)
-                    a = row.value(cast(root.a, F32))
+                    a = row.value(cast(root.a, root.accumulate))
                     mask = None if self._plain(root) else right.dims[summed_along].mask
                     for total, b in zip(of_row, weights, strict=True):
-                        product = f"{b} * {a}" if mask is None else f"tl.where({mask}, {b} * {a}, 0.0)"
+                        product = f"{b} * {a}" if mask is None else f"tl.where({mask}, {b} * {a}, 0)"
                         renderer.code.line(f"{total} = {product}" if first else f"{total} += {product}")
 
             totals = [self._names(f"sum{m}") for m in range(self.rows)]
@@ -525,14 +574,14 @@ class _Contract:
                     sums(*weights("0"), totals, True)
                 else:
                     for total in (total for of_row in totals for total in of_row):
-                        code.line(f"{total} = tl.zeros({shape}, tl.float32)")
+                        code.line(f"{total} = tl.zeros({shape}, {kind})")
                     with code.block(f"for at in range(0, {self.dims.text(self.summed)}, {piece})"):
                         sums(*weights("at"), totals, False)
             for m, of_row in enumerate(totals):
                 names = self._names(f"row{m}")
                 for name, total in zip(names, of_row, strict=True):
                     code.line(
-                        f"{name} = tl.sum({total} + tl.zeros({shape}, tl.float32), axis={summed_along}, keep_dims=True)"
+                        f"{name} = tl.sum({total} + tl.zeros({shape}, {kind}), axis={summed_along}, keep_dims=True)"
                     )
                 one = [n_dim, TileDim(frozenset(), None)] if along_k else [TileDim(frozenset(), None), n_dim]
                 size = f"({width}, 1)" if along_k else f"(1, {width})"
@@ -661,14 +710,58 @@ def _uncast(expr: Expr, operand: DType) -> Expr:
     return expr.args[0] if expr.op == "cast" and expr.dtype == F32 and expr.args[0].dtype == operand else expr
 
 
-def _operand_dtype(root: ContractRoot) -> DType:
-    """The type that all operands are in, or are rounded to; else the accumulator's."""
+def _operand_dtype(root: ContractRoot, target: Target) -> DType:
+    """The type that all operands are in, or are rounded to; else the accumulator's.
+
+    I8 stands for both integers of 8 bits, F8E4M3 for both floats of 8 bits, where the target multiplies these.
+    """
 
     def of(expr: Expr) -> DType:
-        while expr.op == "cast" and expr.dtype not in (F16, BF16) and expr.args[0].dtype.is_float:
+        while expr.op == "cast" and expr.dtype not in (F16, BF16, *FLOAT8) and expr.args[0].dtype.is_float:
             expr = expr.args[0]
         return expr.dtype
 
     found = {of(each) for each in (root.a, *root.rights)}
+    if found <= {I8, U8} and root.accumulate == I32:
+        return I8
+    if found <= set(FLOAT8):
+        return F8E4M3 if "float8" in target.features else F16
     common = found.pop()
     return common if not found and register_dtype(common) == F32 else root.accumulate
+
+
+class _Offsets:
+    """The sums of operands whose other operand had an offset taken from it: what is to be given back."""
+
+    def __init__(self, code: Code, root: ContractRoot, sums: Sequence[str]) -> None:
+        self.code, self.sums = code, sums
+        self.of_a = OFFSET if root.a.dtype == U8 else 0
+        self.of_rights = [OFFSET if right.dtype == U8 else 0 for right in root.rights]
+
+    def begin(self, rows: str, columns: str) -> None:
+        """Before the first step; the shapes of sums along rows and along columns."""
+        if any(self.of_rights):
+            self.code.line(f"rows_sum = tl.zeros({rows}, tl.int32)")
+        for name in self.sums if self.of_a else ():
+            self.code.line(f"{name}_columns = tl.zeros({columns}, tl.int32)")
+
+    def add(self, a: str, rights: Sequence[str]) -> None:
+        """In each step."""
+        if any(self.of_rights):
+            self.code.line(f"rows_sum += tl.sum({a}.to(tl.int32), axis=-1, keep_dims=True)")
+        for name, b in zip(self.sums, rights, strict=True) if self.of_a else ():
+            self.code.line(f"{name}_columns += tl.sum({b}.to(tl.int32), axis=-2, keep_dims=True)")
+
+    def give_back(self) -> None:
+        """Behind the last step. With several sums of an element, each has its share."""
+        for name, offset in zip(self.sums, self.of_rights, strict=True):
+            if self.of_a:
+                self.code.line(f"{name} += {self.of_a} * {name}_columns")
+            if offset:
+                self.code.line(f"{name} += {offset} * rows_sum")
+
+    def give_back_twice(self, count: str) -> None:
+        """What was taken from both, for each of so many summed elements."""
+        for name, offset in zip(self.sums, self.of_rights, strict=True):
+            if self.of_a and offset:
+                self.code.line(f"{name} += {self.of_a * offset} * ({count})")

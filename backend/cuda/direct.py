@@ -188,7 +188,7 @@ class _Direct:
         summed = self._extent(self.summed)
         made = finish(
             self.source, tiling, warps=cut.warps, stages=1, schedule=f"direct, {cut}",
-            flops=self._extent(range(self.kernel.domain)) * summed * 2,
+            flops=self._extent(range(self.kernel.domain)) * summed * 2, features=self.target.features,
         )  # fmt: skip
         return replace(made, packed=self.packed)
 

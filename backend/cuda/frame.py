@@ -10,7 +10,7 @@ weights: see "the pre-wait rule" in docs/cuda.md.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from aot import dims as dimension
@@ -51,10 +51,10 @@ class Tiling:
 
 def finish(
     kernel: Kernel, tiling: Tiling, *, warps: int, stages: int, schedule: str, flops: Dim, early: Code | None = None,
-    is_heavy: bool = False, functions: str = "",
+    is_heavy: bool = False, functions: str = "", features: Collection[str] = (),
 ) -> Emitted:  # fmt: skip
     """The kernel as text with its header; `early` is written before the wait: it may load weights, and nothing else.
-    `functions`: what it calls beside the helpers.
+    `functions`: what it calls beside the helpers; `features`: the target's, which helpers may use.
 
     A heavy kernel does not begin before its predecessor's end, and does not let its successor begin before its own:
     blocks that wait beside those that work share multiprocessors unevenly (docs/cuda.md has figures).
@@ -75,7 +75,7 @@ def finish(
     arguments = [*(f"p{number}" for number in range(len(operands))), *dims.names, "PROGRAMMATIC: tl.constexpr"]
     text = (
         f"{HEADER}{json.dumps(header, sort_keys=True)}\n"
-        f"{helper_text(used_helpers(before + body))}{functions}"
+        f"{helper_text(used_helpers(before + body), features)}{functions}"
         f"@triton.jit\ndef KERNEL({', '.join(arguments)}):\n"
         f"{'' if is_heavy else _TRIGGER}{before}"
         "    if PROGRAMMATIC:\n        tl.extra.cuda.gdc_wait()\n"

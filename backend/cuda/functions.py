@@ -1,15 +1,18 @@
 """The expression functions as Triton: operators, functions of triton.language, and a few of our own.
 
 Formulas that the language lacks are written with those it has, so that kernels run alike on a GPU and under
-Triton's interpreter. `HELPERS` are the texts of functions that a kernel brings along, by name.
+Triton's interpreter. `HELPERS` are the texts of functions that a kernel brings along, by name; `NATIVE` those that take
+their place where a device has an instruction.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from aot.backend.cuda.code import memory_type, register_dtype, register_type
+import numpy as np
+
+from aot.backend.cuda.code import FLOAT8, memory_type, register_dtype, register_type
 from aot.dtypes import BF16, F16, F32, DType
 from aot.errors import CompilerError
 from aot.expr import Expr
@@ -31,7 +34,7 @@ _OF_LANGUAGE = {
     "erf": "tl.erf", "floor": "tl.floor", "ceil": "tl.ceil", "abs": "tl.abs",
 }  # fmt: skip
 _OF_NARROW = frozenset({"erf", "tanh"})
-"""Functions with a form for results of 16 bits, of half as many instructions or fewer."""
+"""Functions with a form for results of 16 bits and less, of half as many instructions or fewer."""
 
 _EXACT = {"div": "quotient", "sqrt": "root"}
 """Functions that IEEE defines to the last bit, which the language's own do not give."""
@@ -79,6 +82,13 @@ HELPERS: Mapping[str, str] = {
         "        q = a / b\n"
         "    return q\n"
     ),
+    # By a constant c whose reciprocal is r: one step of correction gives the last bit (Markstein, 1990), unless what is
+    # left over has no such bits: then the quotient is below 2^-40.
+    "quotient_by": (
+        "def quotient_by(a, c, r):\n"
+        "    q = a * r\n"
+        "    return tl.where(tl.abs(q) < 1e30, tl.fma(tl.fma(-q, c, a), r, q), q)\n"
+    ),
     "root": (
         "def root(x):\n"
         "    if x.dtype == tl.float32:\n"
@@ -95,13 +105,48 @@ HELPERS: Mapping[str, str] = {
     ),
     "fmod_float": "def fmod_float(a, b):\n    return a - trunc(quotient(a, b)) * b\n",
     "trunc": "def trunc(x):\n    return tl.where(x < 0, tl.ceil(x), tl.floor(x))\n",
+    # Between 2^23 and 2^24 an f32 has no fraction: what is added there is rounded to the nearest whole number.
     "round_even": (
         "def round_even(x):\n"
-        "    low = tl.floor(x)\n"
-        "    part = x - low\n"
-        "    odd = low - 2 * tl.floor(low * 0.5)\n"
-        "    return tl.where((part > 0.5) | ((part == 0.5) & (odd != 0)), low + 1, low)\n"
+        "    if x.dtype == tl.float32:\n"
+        "        most = tl.where(x < 0, -8388608.0, 8388608.0)\n"
+        "        y = tl.where(tl.abs(x) < 8388608.0, (x + most) - most, x)\n"
+        "    else:\n"
+        "        low = tl.floor(x)\n"
+        "        part = x - low\n"
+        "        odd = low - 2 * tl.floor(low * 0.5)\n"
+        "        y = tl.where((part > 0.5) | ((part == 0.5) & (odd != 0)), low + 1, low)\n"
+        "    return y\n"
     ),
+    # Floats of 8 bits as bytes. A number below the least normal one is rounded by adding what its last bit is the last
+    # bit of; others by adding half of their last bit to their bits. Beyond the largest: NaN, or of f8e5m2 infinity.
+    "decode_f8e4m3": (
+        "def decode_f8e4m3(x):\n"
+        "    bits = x.to(tl.uint16)\n"
+        "    half = (((bits & 128) << 8) | ((bits & 127) << 7)).to(tl.float16, bitcast=True)\n"
+        "    return tl.where((bits & 127) == 127, float(\"nan\"), half.to(tl.float32) * 256.0)\n"
+    ),
+    "decode_f8e5m2": (
+        "def decode_f8e5m2(x):\n"
+        "    return (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)\n"
+    ),
+    **{
+        f"encode_{name}": (
+            f"def encode_{name}(x):\n"
+            "    x = x.to(tl.float32)\n"
+            "    a = tl.abs(x)\n"
+            "    bits = a.to(tl.int32, bitcast=True)\n"
+            f"    code = ((bits + {half} + ((bits >> {shift}) & 1)) >> {shift}) - {bias}\n"
+            f"    small = (a + {step}).to(tl.int32, bitcast=True) - {step_bits}\n"
+            f"    code = tl.minimum(tl.where(a < {least}, small, code), {largest})\n"
+            f"    code = tl.where(x != x, {nothing}, code)\n"
+            "    return (code | ((x.to(tl.int32, bitcast=True) >> 24) & 128)).to(tl.uint8)\n"
+        )
+        for name, shift, half, bias, step, step_bits, least, largest, nothing in (
+            ("f8e4m3", 20, (1 << 19) - 1, 120 << 3, 2.0**14, 0x46800000, 2.0**-6, 0x7F, 0x7F),
+            ("f8e5m2", 21, (1 << 20) - 1, 112 << 2, 2.0**7, 0x43000000, 2.0**-14, 0x7C, 0x7E),
+        )
+    },
     "sign": "def sign(x):\n    return tl.where(x > 0, 1, tl.where(x < 0, -1, x)).to(x.dtype)\n",
     "expm1": (
         "def expm1(x):\n"
@@ -202,14 +247,29 @@ HELPERS: Mapping[str, str] = {
         "    return tl.where(b < 0, tl.where(a == 1, 1, tl.where(a == -1, 1 - 2 * (b & 1), 0)), r).to(a.dtype)\n"
     ),
 }  # fmt: skip
+NATIVE: Mapping[str, Mapping[str, str]] = {
+    "float8": {
+        "decode_f8e4m3": "def decode_f8e4m3(x):\n    return x.to(tl.float8e4nv, bitcast=True).to(tl.float32)\n",
+        # The instruction gives the largest number for what is beyond it.
+        "encode_f8e4m3": (
+            "def encode_f8e4m3(x):\n"
+            "    x = x.to(tl.float32)\n"
+            "    code = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)\n"
+            "    return tl.where(tl.abs(x) > 464.0, 127, code).to(tl.uint8)\n"
+        ),
+    },
+}
+"""The texts of helpers by the feature of a target that they need."""
+
 _NEEDS: Mapping[str, tuple[str, ...]] = {
     name: tuple(other for other in HELPERS if other != name and re.search(rf"\b{other}\(", text))
     for name, text in HELPERS.items()
 }
 
 
-def helper_text(used: Sequence[str]) -> str:
-    """The helpers that a text uses, with those that they use, each behind what it needs."""
+def helper_text(used: Sequence[str], features: Collection[str] = ()) -> str:
+    """The helpers that a text uses, with those that they use, each behind what it needs; `features`: of the target."""
+    native = {name: text for feature in features for name, text in NATIVE.get(feature, {}).items()}
     order: dict[str, None] = {}
 
     def visit(name: str) -> None:
@@ -220,7 +280,7 @@ def helper_text(used: Sequence[str]) -> str:
 
     for name in sorted(used):
         visit(name)
-    return "".join(f"@triton.jit\n{HELPERS[name]}\n\n" for name in order)
+    return "".join(f"@triton.jit\n{native.get(name, HELPERS[name])}\n\n" for name in order)
 
 
 def used_helpers(text: str) -> list[str]:
@@ -228,10 +288,13 @@ def used_helpers(text: str) -> list[str]:
     return [name for name in HELPERS if re.search(rf"(?<![.\w]){name}\b", text)]
 
 
-def call(expr: Expr, operands: Sequence[str], is_narrow: bool = False) -> str:
-    """A FUNCTIONS entry applied to values in registers; `is_narrow`: all is rounded to 16 bits."""
+def call(expr: Expr, operands: Sequence[str], is_narrow: bool = False, is_short: bool = False) -> str:
+    """A FUNCTIONS entry applied to values in registers.
+
+    `is_narrow`: all is rounded to 16 bits; `is_short`: to 16 bits or fewer, where each last bit of a quotient decides.
+    """
     name = expr.op
-    if is_narrow and name in _OF_NARROW and register_dtype(expr.dtype) == F32:
+    if is_short and name in _OF_NARROW and register_dtype(expr.dtype) == F32:
         return f"{name}_16({operands[0]})"
     of = register_dtype(expr.args[-1].dtype)
     if name == "cast":
@@ -264,6 +327,19 @@ def call(expr: Expr, operands: Sequence[str], is_narrow: bool = False) -> str:
     if not is_narrow and name in _EXACT and any(arg.op != "const" for arg in expr.args):  # numbers are Python's
         return f"{_EXACT[name]}({', '.join(operands)})"
     return _float_call(name, of, operands)
+
+
+def scaled(expr: Expr, operand: str) -> str | None:
+    """What a number is quantized from, its quotient by a constant of middling size; None for what is none.
+
+    `expr`: the quotient; right to the last bit where that decides to which neighbour the number is rounded.
+    """
+    if expr.op != "div" or expr.dtype != F32 or expr.args[1].op != "const":
+        return None
+    scale = np.float32(expr.args[1].payload)
+    if not 2.0**-60 <= abs(scale) <= 2.0**60:
+        return None
+    return f"quotient_by({operand}, {float(scale)!r}, {float(np.float32(1) / scale)!r})"
 
 
 def _integer_call(name: str, operands: Sequence[str]) -> str:
@@ -312,8 +388,15 @@ def convert(source: DType, target: DType, text: str) -> str:
     """A value as another dtype, rounded as the dtype says, in its register type."""
     if target.is_bool:
         return text if source.is_bool else f"({text} != 0)"
+    if target in FLOAT8:
+        return f"decode_{target.name}({encoded(target, text)})"
     if target in (F16, BF16):
         return f"({text}).to({memory_type(target)}).to(tl.float32)"
     if register_dtype(source) == register_dtype(target):
         return text
     return f"({text}).to({register_type(target)})"
+
+
+def encoded(target: DType, text: str) -> str:
+    """A value in registers as the byte of a float of 8 bits."""
+    return f"encode_{target.name}({text})"

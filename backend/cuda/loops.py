@@ -100,8 +100,9 @@ class _Emitter:
             else:
                 self._elements(tiling, renderer, group)
         return finish(
-            self.source, tiling, warps=self.warps, stages=1, schedule="; ".join(self.notes), flops=flops_of(self.kernel)
-        )
+            self.source, tiling, warps=self.warps, stages=1, schedule="; ".join(self.notes),
+            flops=flops_of(self.kernel), features=self.target.features,
+        )  # fmt: skip
 
     def _extent(self, axes: Sequence[int]) -> Dim:
         return dimension.product(self.kernel.axes[a].extent for a in axes)

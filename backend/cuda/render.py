@@ -15,13 +15,17 @@ from dataclasses import dataclass
 
 from aot import dims as dimension
 from aot.backend.affine import Affine, affine_of
-from aot.backend.cuda.code import Code, DimTable, literal, memory_type, register_dtype
-from aot.backend.cuda.functions import call, convert
+from aot.backend.cuda.code import FLOAT8, Code, DimTable, literal, memory_type, register_dtype
+from aot.backend.cuda.functions import call, convert, encoded, scaled
 from aot.backend.nest import free_axes
-from aot.dtypes import BF16, F16, I64, DType
+from aot.dtypes import BF16, F16, I8, I64, U8, DType
 from aot.errors import CompilerError
 from aot.expr import Expr, walk
 from aot.kernel import Kernel, Store
+from aot.ops.quantized import FLOAT8_MOST
+
+BYTES = (I8, U8)
+"""Integers that tensor cores multiply."""
 
 LARGEST_INDEX = (1 << 31) - 1
 
@@ -45,6 +49,7 @@ class Renderer:
         sizes = [dimension.bounds(o.type.elements)[1] for o in (*kernel.inputs, *kernel.outputs)]
         sizes += [dimension.bounds(axis.extent)[1] for axis in kernel.axes]
         self.is_narrow = all(o.type.dtype in (F16, BF16) for o in kernel.outputs)
+        self.is_short = all(map(_is_short, kernel.stores)) and bool(kernel.stores)
         self.is_wide = any(size > LARGEST_INDEX for size in sizes)
         self.index_type = "tl.int64" if self.is_wide else "tl.int32"
 
@@ -166,7 +171,18 @@ class Scope:
             return self.define(f"({left} {sign} {right})")
         # What is computed of places alone decides what is read: no bit of it is spared.
         is_narrow = self.renderer.is_narrow and any(node.op in ("load", "root") for node in walk(expr))
-        return self.define(call(expr, [self.value(a) for a in expr.args], is_narrow))
+        is_short = self.renderer.is_short and any(node.op in ("load", "root") for node in walk(expr))
+        operands = [self._quantized(expr) or self.value(expr.args[0]), *map(self.value, expr.args[1:])]
+        return self.define(call(expr, operands, is_narrow, is_narrow or is_short))
+
+    def _quantized(self, expr: Expr) -> str | None:
+        """The quotient that is rounded, or bounded, to make a quantized number of it; None of another expression."""
+        is_bounded = expr.op == "min" and expr.args[1].op == "const" and expr.args[1].payload in FLOAT8_MOST.values()
+        if self.renderer.is_narrow or not (expr.op == "round" or is_bounded) or self.is_known(expr.args[0]):
+            return None
+        inner = expr.args[0]
+        text = scaled(inner, self.value(inner.args[0])) if inner.op == "div" else None
+        return None if text is None else self.define(text)
 
     def _in_tile(self, expr: Expr) -> bool:
         """Whether an expression differs among the places of a tile: else it is a single number."""
@@ -238,12 +254,14 @@ class Scope:
         return " & ".join(dict.fromkeys(masks)) or None
 
     def product_operand(self, expr: Expr, dtype: DType) -> str:
-        """A value as an operand of tl.dot: in its memory's type where that is a 16-bit float, which loads as it is."""
-        if expr.op == "load" and expr.dtype == dtype and register_dtype(dtype) != dtype:
+        """A value as an operand of tl.dot: in its memory's type where that has 16 or 8 bits, which loads as it is."""
+        if expr.op == "load" and expr.dtype == dtype and (register_dtype(dtype) != dtype or dtype in BYTES):
             if len(expr.args) == 1:
-                return self.define(self._load_text(expr, []))
-            if expr.args[1].op != "const" and _is_zero(expr.args[2]):
-                return self.define(self._load_text(expr, [expr.args[1]]))
+                return self.define(self._load_text(expr, [], FLOAT8.get(dtype)))
+            if expr.args[1].op != "const" and (_is_zero(expr.args[2]) or _is_filled(expr)):
+                return self.define(self._load_text(expr, [expr.args[1]], FLOAT8.get(dtype)))
+        if dtype in FLOAT8:
+            return self.define(f"{encoded(dtype, self.value(expr))}.to({FLOAT8[dtype]}, bitcast=True)")
         if expr.op == "const":
             return self.define(f"tl.full({self.one}, {self.value(expr)}, {memory_type(dtype)})")
         return self.define(f"({self.value(expr)}).to({memory_type(dtype)})")
@@ -260,16 +278,22 @@ class Scope:
         dtype = operand.type.dtype
         if dtype.is_bool:
             place = f"({place} != 0)"
+        elif dtype in FLOAT8:
+            place = f"decode_{dtype.name}({place})"
         elif register_dtype(dtype) != dtype:
             place = f"{place}.to(tl.float32)"
-        if guard is not None and not _is_zero(rest[1]):
+        if guard is not None and not _is_zero(rest[1]) and not _is_filled(expr):
             return self.define(f"tl.where({self.value(guard)}, {place}, {self.value(rest[1])})")
         return self.define(place)
 
-    def _load_text(self, expr: Expr, guards: Sequence[Expr]) -> str:
-        """The load of an element that is read only where the guards hold; elsewhere 0."""
+    def _load_text(self, expr: Expr, guards: Sequence[Expr], held_as: str | None = None) -> str:
+        """The load of an element that is read only where the guards hold; elsewhere the fill of integers, else 0.
+
+        `held_as`: the Triton type of what the bytes are.
+        """
         offset = expr.args[0]
-        address = f"p{expr.payload} + {self.offset_text(offset)}"
+        pointer = f"p{expr.payload}" if held_as is None else f"p{expr.payload}.to(tl.pointer_type({held_as}))"
+        address = f"{pointer} + {self.offset_text(offset)}"
         if not self._in_tile(offset):  # a block of one: single truth values do not join blocks in the interpreter
             address += f" + tl.zeros({self.one}, tl.int32)"
         masks = [] if (mask := self.mask_of(free_axes(expr))) is None else [mask]
@@ -278,13 +302,15 @@ class Scope:
             masks.append(f"({inside})" if masks else inside)
             if not free_axes(guard) <= free_axes(offset):  # an address is a block where its mask is one
                 address += f" + 0 * ({inside}).to(tl.int32)"
-        return f"tl.load({address}, mask={' & '.join(masks)}, other=0)" if masks else f"tl.load({address})"
+        other = expr.args[2].payload if guards and _is_filled(expr) else 0 if held_as is None else 0.0
+        return f"tl.load({address}, mask={' & '.join(masks)}, other={other})" if masks else f"tl.load({address})"
 
     def store(self, store: Store) -> None:
         """Writes one store of the kernel (flat: one index)."""
         kernel = self.renderer.kernel
         operand = kernel.outputs[store.output]
-        value = self.value(store.value)
+        is_rounded_here = store.value.op == "cast" and store.value.dtype in FLOAT8
+        value = self.value(store.value.args[0] if is_rounded_here else store.value)
         offset = store.indices[0]
         axes = free_axes(offset)
         address = f"p{len(kernel.inputs) + store.output} + {self.offset_text(offset)}"
@@ -292,7 +318,9 @@ class Scope:
             address += f" + tl.zeros({self.shape}, tl.int32)"
         dtype = operand.type.dtype
         held = convert(store.value.dtype, dtype, value) if store.value.dtype != dtype else value
-        if store.value.op == "const" and not held.startswith("tl.full"):
+        if dtype in FLOAT8:
+            held = encoded(dtype, value)
+        elif store.value.op == "const" and not held.startswith("tl.full"):
             held = f"tl.full((), {held}, {memory_type(dtype)})"
         elif memory_type(dtype) != "tl.uint8" or dtype.is_bool:
             held = f"({held}).to({memory_type(dtype)})"
@@ -303,6 +331,18 @@ class Scope:
 
 def _is_zero(expr: Expr) -> bool:
     return expr.op == "const" and not expr.payload
+
+
+def _is_short(store: Store) -> bool:
+    """Whether a store's value is rounded to 16 bits or fewer, as a float or by an op that quantizes."""
+    if store.value.dtype in BYTES:
+        return any(node.op == "round" for node in walk(store.value))
+    return store.value.dtype in (F16, BF16, *FLOAT8)
+
+
+def _is_filled(expr: Expr) -> bool:
+    """Whether a guarded load gives its fill by itself."""
+    return expr.dtype in BYTES and expr.args[2].op == "const"
 
 
 def is_never_negative(expr: Expr) -> bool:

@@ -1,8 +1,8 @@
 """WINDOW kernels: a convolution is a matrix product whose left operand is read through its window.
 
 Taps and channels are summed, channels innermost, as channels-last memory has them; places outside of the input read
-as 0. With groups each output sums few elements, and a few outputs leave a tile empty: these are summed without tensor
-cores (direct.py).
+as the window's fill. With groups each output sums few elements, and a few outputs leave a tile empty: these are summed
+without tensor cores (direct.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aot.backend.base import Emitted, PackedOperand
 from aot.backend.cuda.contract import FEW_ROWS, Tile, emit_contract
 from aot.backend.cuda.direct import Direct, Lines, emit_direct
 from aot.dims import Dim, product
-from aot.dtypes import BOOL, F32, I64, DType
+from aot.dtypes import BOOL, F32, I8, I64, U8, DType
 from aot.errors import CompilerError
 from aot.expr import Expr, axis, const, dim
 from aot.ir import TensorType
@@ -48,14 +48,14 @@ def _has_few_outputs(kernel: Kernel, root: WindowRoot) -> bool:
     return isinstance(outputs, int) and outputs <= most and isinstance(channels, int) and not is_plain
 
 
-def _guarded(load: int, dtype: DType, indices: Sequence[Expr], tests: Sequence[Expr]) -> Expr:
-    """An element of an operand, or 0 where a test does not hold."""
+def _guarded(load: int, dtype: DType, indices: Sequence[Expr], tests: Sequence[Expr], fill: int) -> Expr:
+    """An element of an operand, or `fill` where a test does not hold."""
     guard = const(True, BOOL)
     for test in tests:
         guard = test if guard.op == "const" else expr.call("and", guard, test)
     if guard.op == "const":
         return expr.load(load, dtype, indices)
-    return Expr("load", (*indices, guard, const(0, dtype)), dtype, load)
+    return Expr("load", (*indices, guard, const(fill, dtype)), dtype, load)
 
 
 def _positions(kernel: Kernel, root: WindowRoot, taps: Sequence[Expr]) -> tuple[list[Expr], list[Expr]]:
@@ -105,7 +105,7 @@ def _as_product(kernel: Kernel, root: WindowRoot) -> tuple[Kernel, dict[int, Pac
         inner[0] = const(0, I64) if extent == 1 else inner[0]
     taps = [*map(axis, tap_axes), *inner]
     places, tests = _positions(kernel, root, taps)
-    a = _operand(root, _guarded(root.x, x.dtype, (axis(0), channel, *places), tests))
+    a = _operand(root, _guarded(root.x, x.dtype, (axis(0), channel, *places), tests, root.fill))
     b = _operand(root, expr.load(root.w, w.dtype, (axis(1), channel, *taps)))
     order = (0, *range(2, w.rank), 1)
     shape = (w.shape[0], *window[:apart], product((*joined, channels)))
@@ -139,7 +139,7 @@ MOST_SINGLE_OUTPUTS = 8
 """Output channels of a convolution in f32, without tensor cores, that are summed one by one."""
 
 LEAST_CHANNELS = 16
-"""Channels that make a step of a product by themselves."""
+"""Channels that make a step of a product by themselves; of 8 bits twice as many."""
 
 
 def _joined_axes(kernel: Kernel, root: WindowRoot) -> int:
@@ -148,11 +148,14 @@ def _joined_axes(kernel: Kernel, root: WindowRoot) -> int:
     None where the channels are enough for a step; the last where they are few; all where a product has no taps: one of
     few rows, which is a stream, or one that is not added in f32.
     """
+    dtype = kernel.inputs[root.w].type.dtype
     channels, *window = kernel.inputs[root.w].type.shape[1:]
     rows = product(a.extent for number, a in enumerate(kernel.axes[: kernel.domain]) if number != 1)
-    if root.accumulate != F32 or (isinstance(rows, int) and rows <= FEW_ROWS):
+    has_tiles = root.accumulate == F32 or dtype in (I8, U8)
+    if not has_tiles or (isinstance(rows, int) and rows <= FEW_ROWS):
         return len(window)
-    return 1 if isinstance(channels, int) and channels < LEAST_CHANNELS else 0
+    least = LEAST_CHANNELS * (2 if dtype.itemsize_bytes == 1 else 1)
+    return 1 if isinstance(channels, int) and channels < least else 0
 
 
 def _operand(root: WindowRoot, value: Expr) -> Expr:
@@ -181,7 +184,8 @@ def _as_direct(kernel: Kernel, root: WindowRoot) -> tuple[Kernel, Lines, dict[in
     places, tests = _positions(kernel, root, taps)
     group = expr.call("floordiv", axis(1), dim(outputs // root.groups)) if outputs != root.groups else axis(1)
     group = const(0, I64) if root.groups == 1 else group
-    a = _operand(root, _guarded(root.x, x.dtype, (axis(0), group * channels + axis(first), *places), tests))
+    indices = (axis(0), group * channels + axis(first), *places)
+    a = _operand(root, _guarded(root.x, x.dtype, indices, tests, root.fill))
     b = _operand(root, expr.load(root.w, w.dtype, (axis(1), axis(first), *taps)))
     order = (*range(2, w.rank), 1, 0)
     kernel, packed = _packed(kernel, root, order, tuple(w.shape[a] for a in order))

@@ -21,7 +21,7 @@ from aot import dims as dimension
 from aot import dtypes, recipe
 from aot.backend.base import Emitted
 from aot.backend.cpu import build as builder
-from aot.backend.cpu.isa import V3, V4, Isa
+from aot.backend.cpu.isa import V3, V4, V4_VNNI, Isa
 from aot.backend.cpu.prelude import assemble
 from aot.ir import TensorType, const_of
 from aot.kernel import Kernel
@@ -35,12 +35,20 @@ GUARD_BYTES = 4096
 
 def _host_has(isa: Isa) -> bool:
     text = Path("/proc/cpuinfo").read_text()
-    return "avx512dq" in text and "avx512vl" in text if isa is V4 else "avx2" in text
+    flags = {"avx2", "avx512dq", "avx512vl"} if isa.is_wide else {"avx2"}
+    flags |= {f"avx512_{feature}" for feature in isa.features & {"vnni", "bf16"}}
+    return flags <= set(text.split())
 
 
-ISAS = [
-    pytest.param(isa, id=isa.name, marks=[] if _host_has(isa) else pytest.mark.skip("this CPU")) for isa in (V3, V4)
-]
+def _params(*isas: Isa) -> list[Any]:
+    return [
+        pytest.param(isa, id=isa.name, marks=[] if _host_has(isa) else pytest.mark.skip("this CPU")) for isa in isas
+    ]
+
+
+ISAS = _params(V3, V4)
+WORD_ISAS = _params(V3, V4, V4_VNNI)
+"""For products of 8-bit integers."""
 
 
 class KernelArgs(ctypes.Structure):
@@ -109,6 +117,12 @@ def fenced(size_bytes: int, behind_bytes: int = 0) -> np.ndarray:
     return everything[pages - behind_bytes - size_bytes : pages - behind_bytes]
 
 
+def _strided(elements: np.ndarray, shape: Sequence[int], strides: Sequence[int]) -> np.ndarray:
+    """A view of elements; numpy makes none of ml_dtypes' float8_e5m2, so bytes are viewed as such."""
+    held = elements.view(np.uint8) if elements.dtype.itemsize == 1 else elements
+    return np.lib.stride_tricks.as_strided(held, shape, strides).view(elements.dtype)
+
+
 class Storage:
     """A buffer with a tensor in it, poisoned around. With `edge`, a page that traps follows it."""
 
@@ -126,7 +140,7 @@ class Storage:
         self.poison = poison
         self.bytes = self.all[GUARD_BYTES : GUARD_BYTES + size]
         elements = self.bytes[: size // item * item].view(type_.dtype.numpy)
-        self.logical = np.lib.stride_tricks.as_strided(elements[origin:], self.shape, [s * item for s in self.strides])
+        self.logical = _strided(elements[origin:], self.shape, [s * item for s in self.strides])
         self.halo = halo
         self.item = item
         self.elements = elements
@@ -137,7 +151,7 @@ class Storage:
         before = sum(low * s for (low, _), s in zip(self.halo, self.strides, strict=True))
         shape = [n + low + high for n, (low, high) in zip(self.shape, self.halo, strict=True)]
         start = self.elements[self.origin - before :]
-        return np.lib.stride_tricks.as_strided(start, shape, [s * self.item for s in self.strides])
+        return _strided(start, shape, [s * self.item for s in self.strides])
 
     def check_guards(self) -> None:
         assert (self.all[:GUARD_BYTES] == self.poison).all(), "written before the buffer"
@@ -188,7 +202,7 @@ def run(
             continue
         storage = Storage(operand.type, symbols, edge=threads == 1)
         if 0 not in storage.shape:
-            storage.with_halo()[...] = 0
+            storage.with_halo()[...] = operand.type.layout.fill
             storage.logical[...] = array
         keep.append((storage, storage.all.copy()))
         addresses.append(storage.address)
@@ -201,14 +215,14 @@ def run(
         if isinstance(item, tuple):
             assert (item[0].all == item[1]).all(), "an input was changed"
     results = []
-    for storage in outputs:
+    for storage, operand in zip(outputs, kernel.outputs, strict=True):
         storage.check_guards()
         results.append(storage.logical.copy())
         if 0 not in storage.shape and any(low or high for low, high in storage.halo):
             edge = storage.with_halo().copy()
             inner = tuple(slice(low, edge.shape[a] - high) for a, (low, high) in enumerate(storage.halo))
-            edge[inner] = 0
-            assert (edge == 0).all(), "the halo is not zero"
+            edge[inner] = operand.type.layout.fill
+            assert (edge == operand.type.layout.fill).all(), "the halo does not hold what it must"
     return results
 
 

@@ -17,7 +17,7 @@ from aot import dims as dimension
 from aot import recipe
 from aot.backend.base import Emitted
 from aot.backend.cuda.compile import module_text
-from aot.dtypes import BF16, from_numpy
+from aot.dtypes import BF16, F8E4M3, F8E5M2, from_numpy
 from aot.ir import TensorType, const_of
 from aot.kernel import Kernel
 from aot.program import Source
@@ -27,10 +27,12 @@ _NATIVE_DOT = interpreter.InterpreterBuilder.create_dot
 
 
 def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-    """tl.dot of bf16, which the interpreter holds as bits and would multiply as integers."""
+    """tl.dot of bf16 and of floats of 8 bits, which the interpreter holds as bits."""
     import triton.language as tl
 
     def widened(handle: Any) -> Any:
+        if handle.dtype.scalar in _float8():
+            return interpreter.TensorHandle(handle.data.view(_float8()[handle.dtype.scalar]).astype("f4"), tl.float32)
         if handle.dtype.scalar != tl.bfloat16:
             return handle
         bits = handle.data.astype(np.uint32) << 16
@@ -40,17 +42,37 @@ def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprec
 
 
 interpreter.InterpreterBuilder.create_dot = _dot
+
+
+def _float8() -> dict[Any, np.dtype[Any]]:
+    import triton.language as tl
+
+    return {tl.float8e4nv: F8E4M3.numpy, tl.float8e5: F8E5M2.numpy}
+
+
 _NATIVE_CONVERT = interpreter._convert_float
 
 
 def _convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
-    """f32 to bf16, which the interpreter cuts off where a GPU rounds."""
+    """f32 to bf16, which the interpreter cuts off where a GPU rounds; 8 bits as a GPU has them, NaN among them."""
     import triton.language as tl
+
+    if source in _float8():
+        return np.asarray(data).view(_float8()[source]).astype(_np(target)).view(f"u{_np(target).itemsize}")
+    if target == tl.float8e4nv:  # the instruction's result is never beyond the largest number
+        with np.errstate(all="ignore"):
+            bounded = np.clip(np.asarray(data).view(_np(source)).astype("f4"), -448, 448)
+        return bounded.astype(F8E4M3.numpy).view(np.uint8)
 
     if (source, target, rounding) == (tl.float32, tl.bfloat16, None):
         with np.errstate(all="ignore"):
             return np.asarray(data).view(np.float32).astype(BF16.numpy).view(np.uint16)
     return _NATIVE_CONVERT(data, source, target, rounding)
+
+
+def _np(dtype: Any) -> np.dtype[Any]:
+    found: np.dtype[Any] = np.dtype(interpreter._get_np_dtype(dtype))
+    return found
 
 
 interpreter._convert_float = _convert
@@ -131,5 +153,6 @@ def run(
 
 _TORCH = {
     "bool": "uint8", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16",
-    "u32": "uint32", "u64": "uint64", "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
+    "u32": "uint32", "u64": "uint64", "f8e4m3": "uint8", "f8e5m2": "uint8", "f16": "float16", "bf16": "bfloat16",
+    "f32": "float32", "f64": "float64",
 }  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aot.builder import Builder
-from aot.dtypes import F32, I64
+from aot.dtypes import F32, I8, I64, U8, DType
 from aot.evaluate import evaluate
 from aot.ir import Graph, Layout, Node, Value, const_of
 from aot.ops import OPS, Kind
@@ -125,6 +125,7 @@ class FakeBackend:
     channel_group: int = 1
     reads_anywhere: bool = False
     precisions: frozenset[str] = frozenset({"fp32"})
+    eight_bit_operands: tuple[DType, DType] = (U8, I8)
 
     def layouts(self, node: Node, target: Target) -> Sequence[Mapping[Value, Layout]]:
         return ()

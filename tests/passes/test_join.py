@@ -11,7 +11,7 @@ import pytest
 
 from aot.builder import Builder
 from aot.dims import Symbol
-from aot.dtypes import BF16, F16, F32, F64, DType
+from aot.dtypes import BF16, F16, F32, F64, I8, U8, DType
 from aot.evaluate import evaluate
 from aot.ir import Array, Const, Graph, Node, Value
 from aot.kernel import ContractRoot
@@ -46,6 +46,7 @@ class Joiner:
     channel_group: int = 1
     reads_anywhere: bool = False
     precisions: frozenset[str] = frozenset({"fp32", "fp16", "bf16"})
+    eight_bit_operands: tuple[DType, DType] = (U8, I8)
 
 
 def weight(b: Builder, name: str, *shape: int, dtype: DType = F32) -> Value:

@@ -1,0 +1,260 @@
+"""The micro-kernel of products of 8-bit integers: words of four elements along the innermost summed loop.
+
+A word of A is broadcast and multiplied by a panel row of W: 16 columns of four neighbours each, `[words][16][4]`, the
+same bytes for every instruction set. With VNNI one instruction adds the four products to a 32-bit sum. It takes one
+unsigned and one signed factor; where both operands have one signedness, A's sign bits are flipped as it is read, which
+moves it by 128, and the sums start at 128 times the sums of the columns of W, negated for signed ones. Elsewhere both
+are widened to 16 bits, of which no sum saturates. The last word of a run is assembled from single bytes: nothing is
+read beyond a tensor.
+
+Invariant: sums are exact modulo 2**32, in whatever order they are made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aot import dims as dimension
+from aot.backend.cpu.code import Code
+from aot.backend.cpu.isa import Isa
+from aot.backend.cpu.tile import COLD_PANEL_BYTES, COLD_PREFETCH_BYTES, PANEL, PREFETCH_BYTES, PREFETCH_ROWS, UNROLLED
+from aot.dims import Dim
+from aot.dtypes import I8, I32, U8, DType
+
+WORD = 4
+"""Elements of a word."""
+
+ROW_BYTES = WORD * PANEL
+"""Bytes of a panel for one word of A."""
+
+
+def are_words(accumulate: DType, *operands: DType) -> bool:
+    """Whether a product is one of 8-bit integers."""
+    return accumulate == I32 and all(operand in (I8, U8) for operand in operands)
+
+
+def words_of(extent: Dim) -> Dim:
+    """Words that hold a run of so many elements."""
+    return dimension.ceildiv(extent, WORD)
+
+
+def panel_bytes(extents: tuple[Dim, ...]) -> Dim:
+    """Bytes of a panel of weights for summed loops of these extents, the innermost last."""
+    *outer, run = extents
+    return dimension.product(outer) * words_of(run) * ROW_BYTES
+
+
+def registers_per_panel(isa: Isa) -> int:
+    """Accumulators of one row of a panel: without VNNI each column has two, of which the last step makes one."""
+    return PANEL // isa.lanes * (1 if isa.has_vnni else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class WordTile:
+    """As tile.Tile, for operands `a_dtype` and `w_dtype` of 8 bits; `panel_stride` is in bytes."""
+
+    isa: Isa
+    a_dtype: DType
+    w_dtype: DType
+    loops: tuple[tuple[str, str], ...]
+    row_stride: str
+    panel_stride: str
+    params: tuple[str, ...] = ()
+
+    @property
+    def typedefs(self) -> list[str]:
+        """C lines that a source with these tiles needs before the first of them."""
+        return []
+
+    @property
+    def lanes(self) -> int:
+        """Columns of one block of sums."""
+        return self.isa.lanes
+
+    @property
+    def is_flipped(self) -> bool:
+        """Whether the sums start at what `sums` computes, since A is moved by 128 as it is read."""
+        return self.isa.has_vnni and self.a_dtype == self.w_dtype
+
+    def sums(self, code: Code, w: str, count: str, words: str, target: str) -> None:
+        """Writes code that puts where the sums of `count` panels start to `target`, 16 each."""
+        unsigned = self.w_dtype == U8
+        with code.block(f"for (i64 p = 0; p < {count}; p++)"):
+            code.line(f"const u8 *const panel = (const u8 *){w} + p * ({self.panel_stride});")
+            code.line("v_i32 sum = {0};")
+            factors = "b, splat_i32(0x01010101)" if unsigned else "splat_i32(0x01010101), b"
+            with code.block(f"for (i64 k = 0; k < {words}; k++)"):
+                code.line(f"const v_i32 b = load_i32((const i32 *)(panel + k * {ROW_BYTES}));")
+                code.line(f"sum = word_dot(sum, {factors});")
+            code.line(f"store_i32({target} + p * {PANEL}, sum * {128 if unsigned else -128});")
+
+    def body(
+        self, code: Code, rows: int, panels: int, a: str = "a", w: str = "w", start: str = "starts"
+    ) -> list[list[str]]:
+        """Writes the inner loop; returns the names of the blocks of sums, per row. All arguments are pointers."""
+        each = registers_per_panel(self.isa)
+        names = [[f"c{i}_{j}" for j in range(panels * each)] for i in range(rows)]
+        for row in names:
+            first = [f"load_i32({start} + {j * PANEL})" if self.is_flipped else "{0}" for j in range(panels * each)]
+            code.line(f"v_i32 {', '.join(f'{name} = {value}' for name, value in zip(row, first, strict=True))};")
+        fixed = self.panel_stride.isdigit()
+        for j in range(1 if fixed else panels):
+            code.line(f"const u8 *w{j} = (const u8 *){w}{f' + {j} * ({self.panel_stride})' if j else ''};")
+        self._loop(code, names, f"(const u8 *){a}", 0, fixed, panels)
+        if self.isa.has_vnni:
+            return names
+        blocks = [[f"s{i}_{j}" for j in range(len(row) // 2)] for i, row in enumerate(names)]
+        for row, joined in zip(names, blocks, strict=True):
+            for j, name in enumerate(joined):
+                code.line(f"const v_i32 {name} = word_join({row[2 * j]}, {row[2 * j + 1]});")
+        return blocks
+
+    def _loop(self, code: Code, names: list[list[str]], a: str, level: int, fixed: bool, panels: int) -> None:
+        rows = len(names)
+        extent, stride = self.loops[level]
+        if level + 1 < len(self.loops):
+            with code.block(f"for (i64 k{level} = 0; k{level} < {extent}; k{level}++)"):
+                self._loop(code, names, f"({a} + k{level} * ({stride}))", level + 1, fixed, panels)
+            return
+        fixed_rows = self.row_stride.isdigit()
+        starts = ["a0"] if fixed_rows else [f"a{i}" for i in range(rows)]
+        for i, start in enumerate(starts):
+            code.line(f"const u8 *{start} = {a}{f' + {i} * ({self.row_stride})' if i else ''};")
+        whole = str(int(extent) // WORD) if extent.isdigit() else f"({extent}) / {WORD}"
+        rest = str(int(extent) % WORD) if extent.isdigit() else f"({extent}) % {WORD}"
+        if whole != "0":
+            if whole.isdigit() and int(whole) <= UNROLLED:
+                code.line(f"#pragma GCC unroll {whole}")
+            with code.block(f"for (i64 k{level} = 0; k{level} < {whole}; k{level}++)"):
+                self._step(code, names, starts, fixed, panels, str(WORD))
+                steps = "; ".join(f"{start} += {WORD} * ({stride})" for start in starts)
+                code.line(f"{steps}; {self._next(fixed, panels)}")
+        if rest != "0":
+            with code.block("" if rest.isdigit() else f"if ({rest})"):
+                self._step(code, names, starts, fixed, panels, rest)
+                code.line(self._next(fixed, panels))
+
+    def _next(self, fixed: bool, panels: int) -> str:
+        return " ".join(f"w{j} += {ROW_BYTES};" for j in range(1 if fixed else panels))
+
+    def _word(self, place: str, count: str) -> str:
+        """C text of the word of A at an address, of which `count` elements are read."""
+        stride = self.loops[-1][1]
+        if stride != "1":
+            return f"word_strided({place}, {stride}, {count})"
+        return f"word_whole({place})" if count == str(WORD) else f"word_part({place}, {count})"
+
+    def _step(
+        self, code: Code, names: list[list[str]], starts: list[str], fixed: bool, panels: int, count: str
+    ) -> None:
+        """One word of every row times one row of every panel."""
+        rows, each = len(names), registers_per_panel(self.isa)
+        fixed_rows = len(starts) == 1 and rows > 1
+        places = [f"a0 + {i} * {self.row_stride}" if fixed_rows and i else starts[0 if fixed_rows else i]
+                  for i in range(rows)]  # fmt: skip
+        bases = [f"w0 + {j} * {self.panel_stride}" if fixed else f"w{j}" for j in range(panels)]
+        ahead = self._prefetch_bytes(rows)
+        if ahead:
+            for base in bases:
+                code.line(f"__builtin_prefetch({base} + {ahead}, 0, 3);")
+        if self.isa.has_vnni:
+            for j, base in enumerate(bases):
+                code.line(f"const v_i32 b{j} = load_i32((const i32 *)({base}));")
+            for i, place in enumerate(places):
+                flipped = " ^ splat_i32((i32)0x80808080)" if self.is_flipped else ""
+                factors = "x, b{}" if self.w_dtype == I8 else "b{}, x"
+                sums = " ".join(
+                    f"{name} = word_dot({name}, {factors.format(j)});" for j, name in enumerate(names[i])
+                )  # fmt: skip
+                code.line(f"{{ const v_i32 x = splat_i32((i32){self._word(place, count)}){flipped}; {sums} }}")
+            return
+        half_bytes = self.isa.vector_bytes // 2
+        for i, place in enumerate(places):
+            code.line(f"const word_h x{i} = word_wide_{self.a_dtype.name}({self._word(place, count)});")
+        for j, base in enumerate(bases):
+            for q in range(each):
+                sums = " ".join(f"{row[j * each + q]} += word_pairs(x{i}, b);" for i, row in enumerate(names))
+                load = f"word_load_{self.w_dtype.name}({base} + {q * half_bytes})"
+                code.line(f"{{ const word_h b = {load}; {sums} }}")
+
+    def _prefetch_bytes(self, rows: int) -> int:
+        """How far ahead W is prefetched; 0: not at all. See tile.py."""
+        if rows <= PREFETCH_ROWS:
+            return PREFETCH_BYTES
+        small = self.panel_stride.isdigit() and int(self.panel_stride) < COLD_PANEL_BYTES
+        return 0 if small else COLD_PREFETCH_BYTES
+
+    def function(self, name: str, rows: int, panels: int) -> str:
+        """A static function name(a, w, c, c_stride, params…) that computes a tile into memory at c.
+
+        With flipped operands, `c` holds where the sums of each column start in its first row.
+        """
+        code = Code()
+        params = "".join(f", const i64 {p}" for p in self.params)
+        head = f"static __attribute__((noinline)) void {name}(const void *restrict a, const void *restrict w"
+        starts = ", const i32 *restrict starts" if self.is_flipped else ""
+        with code.block(f"{head}, i32 *restrict c, const i64 c_stride{starts}{params})"):
+            for i, row in enumerate(self.body(code, rows, panels)):
+                for j, block in enumerate(row):
+                    code.line(f"store_i32(c + {i} * c_stride + {j * self.lanes}, {block});")
+        return code.text()
+
+
+def word_functions(isa: Isa) -> str:
+    """The functions of the prelude that tiles of words are made of."""
+    out = [
+        "static u32 word_whole(const u8 *p) { return *(const word_u *)p; }\n",
+        "static u32 word_part(const u8 *p, i64 n) { u32 r = p[0]; if (n > 1) r |= (u32)p[1] << 8;\n"
+        "  if (n > 2) r |= (u32)p[2] << 16;\n  return r; }\n",
+        "static u32 word_strided(const u8 *p, i64 stride, i64 n) { u32 r = 0;\n"
+        "  for (i64 i = 0; i < n; i++) r |= (u32)p[i * stride] << (8 * i);\n  return r; }\n",
+    ]
+    constraint = "v" if isa.is_wide else "x"
+    out.append(
+        "static v_i32 word_madd(v_i32 sum, v_i32 a, v_i32 b) {\n"
+        + (
+            '  __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); return sum; }\n'
+            if isa.has_vnni
+            else f'  v_i32 r; __asm__("vpmaddwd %2, %1, %0" : "={constraint}"(r) :'
+            f' "{constraint}"(a), "{constraint}"(b)); return sum + r; }}\n'
+        )
+    )
+    if isa.has_vnni:
+        out.append(
+            "static v_i32 word_dot(v_i32 sum, v_i32 unsigned_, v_i32 signed_) {\n"
+            '  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_), "v"(signed_)); return sum; }\n'
+        )
+        return "".join(out)
+    for name, sign in (("i8", "s"), ("u8", "z")):
+        out.append(
+            f"static word_h word_widen_{name}(word_{name} v) {{ word_h r;\n"
+            f'  __asm__("vpmov{sign}xbw %1, %0" : "={constraint}"(r) : "{constraint}"(v)); return r; }}\n'
+            f"static word_h word_wide_{name}(u32 word) {{\n"
+            f"  return word_widen_{name}((word_{name})(word - (word_s){{}})); }}\n"
+            f"static word_h word_load_{name}(const u8 *p) {{ return word_widen_{name}(*(const word_m{name} *)p); }}\n"
+        )
+    even, odd = (", ".join(map(str, range(first, 2 * isa.lanes, 2))) for first in (0, 1))
+    out.append(
+        "static v_i32 word_pairs(word_h a, word_h b) { v_i32 r;\n"
+        f'  __asm__("vpmaddwd %2, %1, %0" : "={constraint}"(r) : "{constraint}"(a), "{constraint}"(b)); return r; }}\n'
+        "static v_i32 word_join(v_i32 a, v_i32 b) {\n#ifdef __clang__\n"
+        f"  return __builtin_shufflevector(a, b, {even}) + __builtin_shufflevector(a, b, {odd});\n#else\n"
+        f"  return __builtin_shuffle(a, b, (v_i32){{{even}}})\n"
+        f"    + __builtin_shuffle(a, b, (v_i32){{{odd}}});\n#endif\n}}\n"
+    )
+    return "".join(out)
+
+
+def word_types(isa: Isa) -> list[str]:
+    """Typedefs of `word_functions`: 16-bit elements of a register, and the bytes that they are made of."""
+    size = isa.vector_bytes // 2
+    return [
+        "typedef u32 word_u __attribute__((aligned(1), may_alias));",
+        f"typedef i16 word_h __attribute__((vector_size({isa.vector_bytes})));",
+        f"typedef u32 word_s __attribute__((vector_size({size})));",
+        *(f"typedef {name} word_{name} __attribute__((vector_size({size})));" for name in ("i8", "u8")),
+        *(
+            f"typedef {name} word_m{name} __attribute__((vector_size({size}), aligned(1), may_alias));"
+            for name in ("i8", "u8")
+        ),
+    ]
