@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +74,7 @@ class Fault:
     found: Array | None = None
     expected: Array | None = None
     why: str = ""
+    ledger: str = ""  # what the error ledger of a quantized artifact says of the node
 
     def histograms(self) -> dict[str, Any]:
         """The distribution of the differences and of both tensors' values, as text."""
@@ -138,6 +139,28 @@ def precision_of(name: str, quantization: Mapping[str, Any]) -> Precision:
             scale = 0.0 if "balance" in node else float(node.get("scale") or 0.0)
             quantized[str(node["node"])] = Rounded(form, scale, int(node.get("zero_point") or 0))
     return Precision(UNITS[name], name != "fp32", quantized)
+
+
+def with_ledger(fault: Fault, quantization: Mapping[str, Any]) -> Fault:
+    """The fault with what the error ledger says of its last quantized product."""
+    entries = {str(entry["node"]): entry for entry in quantization.get("ledger", ())}
+    entry = next((entries[node] for node in reversed(fault.nodes) if node in entries), None)
+    if entry is None:
+        return fault
+    said = [f"{entry['node']} in {entry['form']}"]
+    if entry.get("alone") is not None:
+        said.append(f"error of the outputs {float(entry['alone']):.2e} where it alone is quantized")
+    for name, what in (("weight_snr_db", "its weight"), ("input_snr_db", "its input")):
+        if entry.get(name) is not None:
+            said.append(f"{what} {float(entry[name]):.1f} dB")
+    return replace(fault, ledger=", ".join(said))
+
+
+def precision_text(precision: str, quantization: Mapping[str, Any]) -> str:
+    """A program's precision for people, with how many products are quantized."""
+    forms = [str(node.get("form")) for node in quantization.get("nodes", ()) if node.get("form") != "float"]
+    counts = [f"{forms.count(form)} products in {form}" for form in dict.fromkeys(forms)]
+    return ", ".join((precision, *counts))
 
 
 def match(graph: Graph, tensors: Mapping[str, Named]) -> tuple[dict[Value, Named], list[str]]:

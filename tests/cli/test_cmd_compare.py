@@ -25,7 +25,10 @@ from aot.lower import lower
 from aot.options import CompileOptions
 from aot.passes import Context, Pass, transform
 from aot.pipeline import CORE_PASSES, TARGET_PASSES
+from aot.quantization import Quantization
+from aot.quantize import quantize
 from tests.control.models import model_of
+from tests.zoo.catalogue import folder
 
 TARGET = "cpu:x86-64-v3"
 WIDE = 24
@@ -331,6 +334,63 @@ def test_a_large_value_in_few_bits(tmp_path: Path, cache: Path) -> None:
     assert found["fault"]["tensor"] == "r1" and "16-bit floats end at 65504" in found["fault"]["why"]
     np.save(x, np.random.default_rng(1).normal(size=(16, WIDE)).astype(np.float32) / 700)
     assert json.loads(run(artifact, "--against", model, "--interpret", "--json", x).stdout)["fault"] is None
+
+
+# Quantized.
+
+
+@pytest.fixture(scope="module")
+def record(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A record of quantization: the three products in 8 bits, ranges from data."""
+    samples = [{"x": np.random.default_rng(seed).normal(size=(16, WIDE)).astype(np.float32)} for seed in range(4)]
+    options = CompileOptions(targets=(TARGET,), cache_dir=cache)
+    made = quantize(network(), "int8", data=samples, options=options, allow_slower=True)
+    assert {node.form for node in made.nodes} == {"int8"}
+    path = tmp_path_factory.mktemp("record") / "net.quantization"
+    made.save(path)
+    return path
+
+
+def test_a_quantized_artifact(model: Path, cache: Path, record: Path) -> None:
+    artifact = build(model, cache, quantization=Quantization.open(record))
+    found = compared(artifact, model, "--dim", "n=16", code=0)
+    assert "3 products in int8" in found["precision"] and found["not_compared"]["kernels"]
+    assert any("--quantize FILE" in note for note in found["notes"])
+    whole = compared(artifact, model, "--dim", "n=16", "--quantize", record, code=0)
+    assert whole["kernels"] and not whole["not_compared"]["kernels"]
+    tensors = {row["tensor"]: row for row in whole["tensors"]}
+    assert tensors["y"]["error"] > 1e-3  # quantization costs something, and that is expected
+    assert "r1" in tensors  # it lies in 8 bits, under the name of what it stands for
+    result = run(artifact, "--against", model, "--bisect")
+    assert result.exit_code == 2 and "--quantize FILE" in result.stderr
+    other = replace(Quantization.open(record), nodes=Quantization.open(record).nodes[:2])
+    other.save(model.with_suffix(".record"))
+    result = run(artifact, "--against", model, "--quantize", model.with_suffix(".record"))
+    assert result.exit_code == 2 and "another record of quantization" in result.stderr
+
+
+def test_a_fault_in_a_quantized_artifact(model: Path, cache: Path, record: Path, wrong_code: None) -> None:
+    artifact = build(model, cache, quantization=Quantization.open(record))
+    found = compared(artifact, model, "--dim", "n=16", "--quantize", record, code=3)
+    assert found["fault"]["kind"] == "kernel" and "/t" in found["fault"]["nodes"]
+    found = compared(artifact, model, "--dim", "n=16", code=3)
+    assert found["fault"]["kind"] in ("kernel", "meaning") and "/t" in found["fault"]["nodes"]
+
+
+# Real models.
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("name", ["dnsmos_model_v8", "magika_v3_3", "centerface", "minilm_l3_fp32", "plcmos_v2"])
+def test_real_models(name: str, cache: Path, tmp_path: Path) -> None:
+    where = folder()
+    if where is None or not (where / f"{name}.onnx").exists():
+        pytest.skip("the public models are not here: run tests/zoo/fetch.py and set AOT_ZOO")
+    artifact = tmp_path / f"{name}.aot"
+    driver.compile(where / f"{name}.onnx", options=CompileOptions(targets=(TARGET,), cache_dir=cache)).save(artifact)
+    found = compared(artifact, where / f"{name}.onnx", code=0)
+    assert found["passed"] and found["kernels"] and not found["not_compared"]["renamed"]
+    assert len(found["tensors"]) >= 6 and not any(row["drifted"] for row in found["tensors"])
 
 
 # What does not fit.
