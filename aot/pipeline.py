@@ -55,6 +55,7 @@ CORE_PASSES: tuple[Pass, ...] = (
 TARGET_PASSES: tuple[Pass, ...] = (
     quantize,  # after the core passes, whose products have the names of a record
     lower_quantized,  # before join, which joins products of floats  [tests/passes/test_lower_quantized.py]
+    fold,  # weights that became floats are moved
     dedupe,  # several products correct and convert one tensor alike
     split_keys,
     join,  # before assign_layouts, which gives the parts the strides of the whole  [tests/passes/test_join.py]

@@ -114,7 +114,8 @@ _ARRAYS = ("balance", "means", "weight", "weight_scale")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A line of the ledger. Errors are of the model's outputs, on the data measured; times are of one run.
+    """A line of the ledger. Errors are of the model's outputs, on the data measured; times of one run: see
+    Quantization.timed.
 
     alone: the error with this product quantized and nothing else. running: with it and all that stand before it in the
     order of `alone`, the least first. weight_snr_db, input_snr_db: of the rounding itself. saturated: the share of the
@@ -151,7 +152,7 @@ class Quantization:
     """The record. graph: the digest of the model's products; data: that of the data, "" without; samples: how many.
 
     metric: what errors are, such as "relative error"; budget: the most that was allowed, None without a budget;
-    final: the error of what was chosen.
+    final: the error of what was chosen. timed: whose times the ledger has.
     """
 
     method: Method
@@ -163,6 +164,7 @@ class Quantization:
     budget: float | None = None
     final: float | None = None
     measured_samples: int = 0
+    timed: str = ""
     ledger: tuple[Entry, ...] = ()
     points: tuple[Point, ...] = ()
     notes: tuple[str, ...] = ()

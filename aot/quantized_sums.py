@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from aot.builder import Builder
-from aot.dims import Dim, product
+from aot.dims import Dim, floordiv, product
 from aot.dtypes import I32, DType
 from aot.ir import Array, Attr, Value
 from aot.ops.helpers import int_attr, ints_attr
@@ -59,7 +59,7 @@ def image_sums(
 ) -> Value:
     """i32 [N, O, ...] of a convolution of x [N, C, ...] with w [O, C / groups, ...]; `attrs` are those of conv_8bit.
 
-    x_zero is of one element, w_zero of one or [O, 1, ...]: then groups is 1 or O. What is outside of the image is x's
+    x_zero is of one element, w_zero of one or [O, 1, ...]. What is outside of the image is x's
     zero point (`fill`, if it is given), so that the correction of a channel is the same at every place.
     """
     own = dict(attrs)
@@ -77,9 +77,7 @@ def image_sums(
     (sums,) = b.op("conv_8bit", x, w, **own)
     shape = w.type.shape
     if w_zero is not None:
-        window = (int_attr(own, "groups"), *(extent for extent in shape[1:] if isinstance(extent, int)))
-        (windows,) = b.op("conv_8bit", x, b.const(np.ones(window, w.type.dtype.numpy)), **own)
-        sums = _less(b, sums, windows, in_type(b, w_zero, I32))
+        sums = _less(b, sums, _windows(b, x, w, own), in_type(b, w_zero, I32))
     if x_zero is not None:
         total = _total(b, w, tuple(range(1, len(shape))))
         channels = in_shape(b, total, (shape[0], *(1,) * (len(shape) - 2)))
@@ -87,6 +85,19 @@ def image_sums(
             channels = _less(b, channels, in_type(b, w_zero, I32), count(b, product(shape[1:])))
         sums = _less(b, sums, channels, in_shape(b, in_type(b, x_zero, I32), ()))
     return sums
+
+
+def _windows(b: Builder, x: Value, w: Value, attrs: Mapping[str, Attr]) -> Value:
+    """i32 [N, O or 1, ...]: the sums of x's elements under each window, for each group's channels."""
+    groups, outputs = int_attr(attrs, "groups"), w.type.shape[0]
+    ones = np.ones((groups, *(extent for extent in w.type.shape[1:] if isinstance(extent, int))), w.type.dtype.numpy)
+    (sums,) = b.op("conv_8bit", x, b.const(ones), **attrs)
+    if groups in (1, outputs):
+        return sums
+    batch, _, *places = sums.type.shape
+    apart = in_shape(b, sums, (batch, groups, 1, *places))
+    (each,) = b.op("expand", apart, shape=(batch, groups, floordiv(outputs, groups), *places))
+    return in_shape(b, each, (batch, outputs, *places))
 
 
 def count(b: Builder, extent: Dim) -> Value:

@@ -22,10 +22,11 @@ import numpy as np
 from aot.backend.base import Emitted
 from aot.backend.cpu.contract import emit_contract
 from aot.backend.cpu.isa import ISAS, Isa
-from benchmarks.kernels import Ours, compare
+from aot.backend.cpu.window import emit_window
+from benchmarks.kernels import CONVOLUTIONS, Ours, compare
 from benchmarks.timing import prefer_realtime
-from tests.backend.kernels import matmul_kernel
-from tests.backend.word_kernels import matmul_8bit_kernel
+from tests.backend.kernels import conv_kernel, matmul_kernel
+from tests.backend.word_kernels import conv_8bit_kernel, matmul_8bit_kernel
 
 MATMULS = [
     (m, k, n) for m in (1, 4, 32, 128, 384) for k, n in ((384, 384), (384, 1536), (768, 768), (768, 3072), (1024, 4096))
@@ -106,6 +107,38 @@ def matmuls(only: str, isa: Isa) -> Iterator[Case]:
         yield Case(label, emitted, Ours(kernel, emitted, isa, [x, w, shift, scale]), *theirs, floats)
 
 
+def convolutions(only: str, isa: Isa) -> Iterator[Case]:
+    """Convolutions of images, channels last in ours; ONNX Runtime's reads and writes channels first."""
+    random = np.random.default_rng(0)
+    for name, case in CONVOLUTIONS:
+        label = f"conv {name}"
+        if only not in label:
+            continue
+        c, o, groups = case["c"], case["o"], case.get("groups", 1)
+        x = random.integers(0, 256, (1, c, *case["spatial"])).astype(np.uint8)
+        w = random.integers(-128, 128, (o, c // groups, *case["window"])).astype(np.int8)
+        shift = 3 * w.astype(np.int32).reshape(o, -1).sum(1, dtype=np.int32)
+        scale = np.full(o, SCALES[0] * SCALES[1] / SCALES[2], np.float32)
+        kernel = conv_8bit_kernel(1, **case, fill=3, epilogue=True)
+        emitted = emit_window(kernel, isa)
+        a_scale, a_zero, *rest, y_scale, y_zero = parameters(3, 7, o)
+        named = [("x", x), a_scale, a_zero, ("w", w), *rest, y_scale, y_zero]
+        pads = [p[side] for side in (0, 1) for p in case.get("pads", ((0, 0),) * 2)]
+        theirs = onnxruntime(
+            "QLinearConv", [(each, array, each != "x") for each, array in named], pads=pads,
+            strides=case.get("strides", (1,) * len(case["window"])), group=groups,
+        )  # fmt: skip
+        float_kernel = conv_kernel(1, **case, epilogue="bias")
+        arrays = [
+            random.standard_normal([int(str(e)) for e in o.type.shape]).astype(np.float32) for o in float_kernel.inputs
+        ]
+        floats = Ours(float_kernel, emit_window(float_kernel, isa), isa, arrays)
+        ours = Ours(kernel, emitted, isa, [x, w, shift, scale])
+        ours.keep[0].with_halo()[...] = 3
+        ours.keep[0].logical[...] = x
+        yield Case(label, emitted, ours, *theirs, floats)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--level", default="x86-64-v4+vnni", choices=sorted(ISAS))
@@ -118,7 +151,7 @@ def main() -> None:
     print(
         f"| kernel ({isa.name}, one thread) | us | GOP/s | ONNX Runtime us | ratio | float |\n|---|---|---|---|---|---|"
     )
-    for case in matmuls(options.only, isa):
+    for case in (*matmuls(options.only, isa), *convolutions(options.only, isa)):
         case.ours()
         case.theirs()
         got, want = case.ours.outputs[0].logical.astype(np.int32), case.result().astype(np.int32)

@@ -17,6 +17,7 @@ from aot import dims as dimension
 from aot.dims import Dim, maximum, symbols_of
 from aot.errors import AotError, ModelError, UnsupportedError
 from aot.frontend import (
+    onnx_contrib,
     onnx_custom,
     onnx_elementwise,
     onnx_gather,
@@ -26,6 +27,8 @@ from aot.frontend import (
     onnx_ngrams,
     onnx_norm,
     onnx_places,
+    onnx_quantized,
+    onnx_quantized_lstm,
     onnx_random,
     onnx_recurrent,
     onnx_reduce,
@@ -37,6 +40,7 @@ from aot.frontend import (
     onnx_sizes,
     onnx_svm,
     onnx_trees,
+    onnx_weights,
     onnx_window,
 )
 from aot.frontend.bindings import Bindings, DimOption, counted
@@ -44,6 +48,7 @@ from aot.frontend.edges import Edges, with_edges
 from aot.frontend.imported import ImportInfo, Unsupported, report_of
 from aot.frontend.known import KnownBuilder
 from aot.frontend.onnx_branches import Branches, Choices, InputChoice
+from aot.frontend.onnx_contrib import CONTRIB, contributed
 from aot.frontend.onnx_control import Region, import_if, import_loop, import_scan
 from aot.frontend.onnx_legacy import FIRST_MODERN, modernized
 from aot.frontend.onnx_model import OnnxModel, plain_domain
@@ -66,9 +71,9 @@ _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryE
 
 # Importing these modules fills CONVERTERS.
 CONVERTER_MODULES = (
-    onnx_elementwise, onnx_gather, onnx_linear, onnx_ml, onnx_ngrams, onnx_norm, onnx_places, onnx_random,
-    onnx_recurrent, onnx_reduce, onnx_regions, onnx_sequences, onnx_shapes, onnx_signal, onnx_sizes, onnx_svm,
-    onnx_trees, onnx_window,
+    onnx_contrib, onnx_elementwise, onnx_gather, onnx_linear, onnx_ml, onnx_ngrams, onnx_norm, onnx_places,
+    onnx_quantized, onnx_quantized_lstm, onnx_random, onnx_recurrent, onnx_reduce, onnx_regions, onnx_sequences,
+    onnx_shapes, onnx_signal, onnx_sizes, onnx_svm, onnx_trees, onnx_weights, onnx_window,
 )  # fmt: skip
 ONE_TO_ONE: Mapping[str, str] = {onnx_name: op.name for op in OPS.values() for onnx_name in op.onnx}
 
@@ -358,6 +363,12 @@ class Importer:
             raise ModelError(f"the model imports no version of operator set {domain or 'ai.onnx'!r}", where=name)
         version = frame.opsets[domain]
         schema = schema_of(node.op_type, domain, version)
+        if schema is None and (domain, node.op_type) in CONTRIB:
+            if poisoned:
+                return [POISON] * len(node.output)
+            with self.builder.at(frame.loc or name):
+                own = Context(node, name, self.builder, version, inputs, attributes, self.model.folder, self.notes)
+                return list(contributed(own))
         if schema is None:
             raise UnsupportedError(onnx_custom.why_not(domain, node.op_type, version))
         if schema.deprecated and node.op_type not in _STILL_RUN:
@@ -423,6 +434,7 @@ class Importer:
                     version = frame.opsets.get(domain, 0)
                     schema = schema_of(child.op_type, domain, version)
                     known = (domain, child.op_type) in CONVERTERS or (not domain and child.op_type in ONE_TO_ONE)
+                    known = known or (domain, child.op_type) in CONTRIB
                     known = known or (domain, child.op_type, child.overload) in self.model.functions
                     known = known or onnx_custom.find(domain, child.op_type, frame.opsets) is not None
                     if not known and not (schema and (schema.has_function or schema.has_context_dependent_function)):

@@ -7,7 +7,7 @@ from typing import Any
 from aot.frontend.onnx_registry import Context, Result, onnx_op
 from aot.ops.recur import ACTIVATIONS, FORMS, OPERANDS
 
-_DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
+_DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
 
 @onnx_op("LSTM")
@@ -31,10 +31,8 @@ def _layer(c: Context, op: str, **attrs: Any) -> Result:
     stated = c.int_attribute("hidden_size", -1)
     if stated != -1 and stated != hidden:
         c.fail(f"hidden_size is {stated}, the recurrence weights have shape {list(c.shape(2))}")
-    direction = c.text_attribute("direction", "forward").lower()
-    if direction not in _DIRECTIONS:
-        c.fail(f"direction {direction!r} is none of {', '.join(_DIRECTIONS)}")
-    activations, parameters = _activations(c, op, _DIRECTIONS[direction])
+    direction, reverse = directions_of(c)
+    activations, parameters = activations_of(c, op, len(reverse))
     operands = [c.optional(index) for index in range(len(OPERANDS[op]))]
     results = c.builder.op(
         op, *operands,
@@ -44,7 +42,15 @@ def _layer(c: Context, op: str, **attrs: Any) -> Result:
     return tuple(results[: c.outputs])
 
 
-def _activations(c: Context, op: str, directions: int) -> tuple[str, tuple[float, ...]]:
+def directions_of(c: Context) -> tuple[str, tuple[bool, ...]]:
+    """The directions of a layer: their name, and for each whether it runs backwards."""
+    direction = c.text_attribute("direction", "forward").lower()
+    if direction not in _DIRECTIONS:
+        c.fail(f"direction {direction!r} is none of {', '.join(_DIRECTIONS)}")
+    return direction, _DIRECTIONS[direction]
+
+
+def activations_of(c: Context, op: str, directions: int) -> tuple[str, tuple[float, ...]]:
     """Names in ONNX's spelling, and alpha and beta of each; the lists of both hold only those that are taken."""
     known = {name.lower(): name for name in ACTIVATIONS}
     wanted = FORMS[op].activations * directions

@@ -6,22 +6,14 @@ from collections.abc import Mapping
 
 _STRINGS = "tensors of strings have no place in an artifact; do this before the model"
 _MAPS = "maps have no place in an artifact; make a tensor of the values before the model"
-_QUANTIZED = "quantized models are not supported yet"
 
 REASONS: Mapping[tuple[str, str], str] = {
     **{("", name): _STRINGS for name in ("StringConcat", "StringNormalizer", "StringSplit", "RegexFullMatch")},
-    **{
-        ("", name): _QUANTIZED
-        for name in (
-            "ConvInteger", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv",
-            "QLinearMatMul", "QuantizeLinear",
-        )
-    },
     ("", "ImageDecoder"): "images are decoded before the model",
     ("ai.onnx.ml", "CategoryMapper"): _STRINGS,
     ("ai.onnx.ml", "CastMap"): _MAPS,
     ("ai.onnx.ml", "DictVectorizer"): _MAPS,
-}  # fmt: skip
+}
 
 
 def reason(domain: str, op_type: str) -> str:

@@ -11,7 +11,7 @@ from aot import dtypes
 from aot.dims import Dim
 from aot.frontend.onnx_registry import Context, Result, onnx_op
 from aot.frontend.shaping import padded
-from aot.ir import Value
+from aot.ir import Attr, Value
 
 LARGEST_INDEXED_WINDOW = 64
 """Elements of a window up to which the places of its maxima are found: each is a read of its own."""
@@ -93,26 +93,23 @@ def _plain_pads(c: Context, x: Value, window: Window, fill: Value | None) -> tup
 
 @onnx_op("Conv")
 def _conv(c: Context) -> Result:
-    weight = c.input(1)
+    x, attrs = convolution(c, c.input(0), c.input(1), None)
+    return c.op("conv", x, c.input(1), c.optional(2), **attrs)
+
+
+def convolution(c: Context, x: Value, weight: Value, fill: Value | None) -> tuple[Value, dict[str, Attr]]:
+    """The operand and the attributes of a conv op of a node like Conv; `fill` is outside of the operand, None: 0."""
     if weight.type.rank != c.rank():
         c.fail(f"the operand has rank {c.rank()}, the weight {weight.type.rank}")
     window = _window(c, _kernel_of_weight(c, weight))
-    x, pads = _plain_pads(c, c.input(0), window, None)
+    x, pads = _plain_pads(c, x, window, fill)
     spatial = len(window.kernel)
     for axis, reach in enumerate(window.reach):
         room = x.type.shape[2 + axis] + (pads[axis] + pads[spatial + axis] - reach)
         if not isinstance(room, int):
             c.builder.room.setdefault(room, c.where)
-    return c.op(
-        "conv",
-        x,
-        weight,
-        c.optional(2),
-        strides=window.strides,
-        pads=pads,
-        dilations=window.dilations,
-        groups=c.int_attribute("group", 1),
-    )
+    attrs = {"strides": window.strides, "pads": pads, "dilations": window.dilations}
+    return x, {**attrs, "groups": c.int_attribute("group", 1)}
 
 
 @onnx_op("ConvTranspose")

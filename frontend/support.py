@@ -69,8 +69,6 @@ ML_LIMITS = {
     "ZipMap": "gives the tensor of probabilities; a warning says which column is which class",
 }
 CONTROL_OPS = frozenset({"If", "Loop", "Scan", "SequenceMap"})  # the importer's own
-# Ops whose function bodies need ops that are not supported.
-_BODY_UNSUPPORTED = frozenset({"DynamicQuantizeLinear"})
 
 
 def _how(name: str) -> str:
@@ -79,7 +77,7 @@ def _how(name: str) -> str:
         return "converted"
     if name in ONE_TO_ONE:
         return f"`{ONE_TO_ONE[name]}`"
-    if name not in _BODY_UNSUPPORTED and (schema.has_function or schema.has_context_dependent_function):
+    if schema.has_function or schema.has_context_dependent_function:
         return "through its ONNX function body"
     return ""
 

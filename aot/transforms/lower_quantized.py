@@ -181,9 +181,6 @@ class _Products:
             return "its image has several scales along what is summed"
         if not all(_varies_only(each, weight.type.rank, (0,)) for each in (w.scale, w.zero)):
             return "its weight has several scales along what is summed"
-        groups, outputs = int_attr(m.root.attrs, "groups"), weight.type.shape[0]
-        if groups not in (1, outputs) and not _is_centred(m.view, w, self.wanted[1]):
-            return "its weight has a zero point, and groups of several results"
         return None
 
     def check_types(self, m: Match) -> str | None:
@@ -268,16 +265,6 @@ def _centred(view: View, operand: Quantized, dtype: DType) -> tuple[Array, Array
     return None
 
 
-def _is_centred(view: View, operand: Quantized, dtype: DType) -> bool:
-    """Whether an operand has no zero point once its numbers are of a type of bytes."""
-    if operand.numbers.type.dtype in FLOAT8:
-        return True
-    found = _centred(view, operand, dtype)
-    if found is not None:
-        return not found[1].any()
-    return operand.numbers.type.dtype is dtype and is_zero(view, operand.zero)
-
-
 def _prepared(b: Builder, view: View, operand: Quantized, dtype: DType) -> Quantized:
     """The operand with its numbers in the type that the product takes; constants lose their zero point if they can."""
     own = operand.numbers.type.dtype
@@ -350,7 +337,8 @@ def _finished(
     result = in_type(b, sums, F32)
     wide = [in_type(b, reshaped(b, scale, ()) if is_single(scale) else scale, F32) for scale in scales]
     wide.sort(key=lambda scale: _held(b, view, scale) is None)
-    if len(wide) == 2 and all(_held(b, view, scale) is not None for scale in wide):
+    known = all(_held(b, view, scale) is not None for scale in wide)
+    if len(wide) == 2 and (known or all(map(is_single, wide))):  # as kernels of integers do, the unit of the sums first
         wide = [emit(b, "mul", *wide)]
     for scale in wide:
         result = emit(b, "mul", result, scale)

@@ -20,7 +20,7 @@ from aot.transforms.shapes import emit
 LEAST_BLOCK = 8
 """Rows that share a scale: with fewer, the scales are as many as the weights are good for."""
 
-_VIEWS = frozenset({"reshape", "transpose"})
+_VIEWS = frozenset({"reshape", "transpose", "slice"})
 
 
 def _chain(view: View, value: Value) -> tuple[Node, list[Node]] | None:

@@ -226,7 +226,7 @@ def _fill_words(problem: Panels, site: PackSite) -> None:
                 scope = site.renderer.scope(axes, root.n, count, parent=site.scope, code=code)
                 value = scope.value(problem.b) if problem.b is not None else ""
                 shift = f" << {8 * element}" if element else ""
-                code.line(f"word |= __builtin_convertvector((v_u8){value}, v_u32){shift};")
+                code.line(f"word |= (v_u32)widen_u8_i32((v_u8){value}){shift};")
 
             def columns(count: str | None) -> None:
                 code.line("i64 k = 0;")

@@ -225,12 +225,13 @@ def word_functions(isa: Isa) -> str:
             '  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_), "v"(signed_)); return sum; }\n'
         )
         return "".join(out)
-    for name in ("i8", "u8"):
+    for name, sign in (("i8", "s"), ("u8", "z")):
         out.append(
-            f"static word_h word_wide_{name}(u32 word) {{ const word_s s = word - (word_s){{}};\n"
-            f"  return __builtin_convertvector((word_{name})s, word_h); }}\n"
-            f"static word_h word_load_{name}(const u8 *p) {{\n"
-            f"  return __builtin_convertvector(*(const word_m{name} *)p, word_h); }}\n"
+            f"static word_h word_widen_{name}(word_{name} v) {{ word_h r;\n"
+            f'  __asm__("vpmov{sign}xbw %1, %0" : "={constraint}"(r) : "{constraint}"(v)); return r; }}\n'
+            f"static word_h word_wide_{name}(u32 word) {{\n"
+            f"  return word_widen_{name}((word_{name})(word - (word_s){{}})); }}\n"
+            f"static word_h word_load_{name}(const u8 *p) {{ return word_widen_{name}(*(const word_m{name} *)p); }}\n"
         )
     even, odd = (", ".join(map(str, range(first, 2 * isa.lanes, 2))) for first in (0, 1))
     out.append(

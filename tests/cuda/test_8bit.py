@@ -224,16 +224,13 @@ def test_quantize(to: DType) -> None:
 # Windows.
 
 
-def conv(
-    x: tuple[int, ...], w: tuple[int, ...], attrs: dict[str, Any], types: tuple[DType, DType] = (I8, I8),
-    weight: bool = True,
-) -> Graph:  # fmt: skip
-    b = Builder()
+def conv(case: Any, types: tuple[DType, DType] = (I8, I8), weight: bool = True) -> Graph:
+    b, (x, w, attrs) = Builder(), case
     result = b.conv_8bit(b.input("x", types[0], x), b.input("w" if weight else "v", types[1], w), **attrs)
     return b.finish((result,))
 
 
-CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+CONVS: list[Any] = [  # x, w, attributes
     ((2, 3, 7, 9), (4, 3, 3, 3), window_attrs((1, 1), (1, 1, 1, 1), (1, 1), fill=93)),
     ((1, 5, 11, 8), (7, 5, 3, 2), window_attrs((2, 1), (0, 1, 2, 0), (1, 2), fill=3)),
     ((2, 16, 6, 6), (33, 16, 1, 1), window_attrs((1, 1), (0, 0, 0, 0), (1, 1))),
@@ -250,8 +247,8 @@ CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 @pytest.mark.parametrize("case", CONVS)
 @pytest.mark.parametrize("types", [(I8, I8), (U8, I8), (U8, U8), (I8, U8)], ids=str)
 def test_windows(case: Any, types: tuple[DType, DType]) -> None:
-    check(conv(*case, types), last=True)
-    check(conv(*case, types, weight=False), extreme=True)
+    check(conv(case, types), last=True)
+    check(conv(case, types, weight=False), extreme=True)
 
 
 @pytest.mark.parametrize("case", CONVS[:8])
@@ -260,14 +257,14 @@ def test_windows_of_floats(case: Any) -> None:
     plain = {**attrs, "fill": 0}
     for types in ((F8E4M3, F8E4M3), (F8E5M2, F8E4M3)):
         for target in (TARGET, OLDER):
-            check(conv(x, w, plain, types), last=True, most=2e-6, target=target)
+            check(conv((x, w, plain), types), last=True, most=2e-6, target=target)
 
 
 def test_windows_cut_otherwise() -> None:
     case = CONVS[3]
     for tile in (Tile(16, 16, 64, 4, 3), Tile(32, 16, 128, 4, 3, sums=2)):
-        check(conv(*case, (U8, I8)), last=True, schedule=tile)
-    check(conv(*CONVS[5], (U8, I8)), last=True, schedule=Direct(8, 8, 2, 4, True))
+        check(conv(case, (U8, I8)), last=True, schedule=tile)
+    check(conv(CONVS[5], (U8, I8)), last=True, schedule=Direct(8, 8, 2, 4, True))
 
 
 # Machine code.

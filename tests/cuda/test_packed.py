@@ -26,8 +26,8 @@ ROUNDING = {F16: 2.0**-10, BF16: 2.0**-7, F32: 2.0**-21}
 
 
 def graph_of(
-    rows: tuple[Dim, ...], summed: int, columns: int, bits: int, block: int, zero: bool = False, dtype: DType = F16,
-    *, scale: DType = F32, weight: bool = True, epilogue: bool = False, prologue: bool = False,
+    rows: tuple[Dim, ...], summed: int, columns: int, bits: int, block: int, zero: bool = False, *,
+    dtype: DType = F16, scale: DType = F32, weight: bool = True, epilogue: bool = False, prologue: bool = False,
 ) -> Graph:  # fmt: skip
     b = Builder()
     stored, held = (-(-summed // 2), U8) if bits == 4 else (summed, I8)
@@ -50,10 +50,10 @@ def arrays_of(graph: Graph, bits: int, symbols: dict[str, int]) -> list[Array]:
         dtype = value.type.dtype
         if dtype.is_integer:
             low, high = (0, 16) if bits == 4 and value.name == "w_zero" else (np.iinfo(dtype.numpy).min, 256)
-            made = random.integers(low, min(high, int(np.iinfo(dtype.numpy).max) + 1), shape)
+            made: Array = random.integers(low, min(high, int(np.iinfo(dtype.numpy).max) + 1), shape)
         else:
             made = random.standard_normal(shape)
-            made = np.abs(made) * 0.1 if "scale" in value.name else made
+            made = np.asarray(np.abs(made) * 0.1) if "scale" in value.name else made
         found.append(made.astype(dtype.numpy))
     return found
 
@@ -73,9 +73,10 @@ def check(graph: Graph, schedule: Any = None, symbols: dict[str, int] | None = N
     return emitted.schedule
 
 
-CASES = [  # summed, columns, bits, block, zero
-    (64, 33, 4, 32, False), (128, 16, 4, 32, True), (96, 20, 4, 16, True), (256, 9, 4, 128, False), (72, 40, 4, 72, True),
-    (64, 24, 4, 64, False), (64, 33, 8, 64, False), (100, 20, 8, 100, True), (96, 17, 8, 16, True), (160, 8, 8, 32, False),
+CASES: list[Any] = [  # summed, columns, bits, block, zero
+    (64, 33, 4, 32, False), (128, 16, 4, 32, True), (96, 20, 4, 16, True), (256, 9, 4, 128, False),
+    (72, 40, 4, 72, True), (64, 24, 4, 64, False), (64, 33, 8, 64, False), (100, 20, 8, 100, True),
+    (96, 17, 8, 16, True), (160, 8, 8, 32, False),
 ]  # fmt: skip
 
 
