@@ -38,7 +38,7 @@ WHEELS = {
 
 @dataclass(frozen=True)
 class Store:
-    """Where things are. zoo: the folder of the zoo's models; wheels: of packages, filled here; made: of what is made."""
+    """Where things are. zoo: the models; wheels: those of packages, filled here; made: what is made here."""
 
     zoo: Path
     wheels: Path

@@ -104,7 +104,7 @@ def _table(name: str, read: Callable[[Store], tuple[Array, Array]], classes: int
         path = store.made / f"table_{name}.onnx"
         if not path.exists():
             store.made.mkdir(parents=True, exist_ok=True)
-            steps = 1500 if classes > 1 else 200
+            steps = 1500 if classes > 1 else 80
             _write(_trained(x[kept], (y[kept] - centre) / scale, classes, steps=steps), path)
         batches: list[Sample] = [{"x": x[judged[at : at + 16]]} for at in range(0, len(judged), 16)]
         truth = y[judged]
