@@ -130,9 +130,10 @@ class Entry:
     Quantization.timed.
 
     alone: the error with this product quantized and nothing else. plain: the same in the simplest form: one scale for
-    the whole weight, the whole range of the input, no balance and no correction; it shows which layers are hard. running: with it and all that stand before it in the
-    order of `alone`, the least first. weight_snr_db, input_snr_db: of the rounding itself. saturated: the share of the
-    activation's numbers beyond the range. float_us, quantized_us: 0 where not measured. reason: why it is float.
+    the whole weight, the whole range of the input, no balance and no correction; it shows which layers are hard.
+    running: with it and all that stand before it in the order of `alone`, the least first. weight_snr_db, input_snr_db:
+    of the rounding itself. saturated: the share of the activation's numbers beyond the range. float_us, quantized_us: 0
+    where not measured. reason: why it is float.
     """
 
     node: str
