@@ -226,11 +226,11 @@ LIMIT = {"f16": 5e-3, "int4": 5e-3, "int8": 5e-3, "i8": 2e-2, "f8": 0.15}
 def compiled(graph: Any, **options: Any) -> Any:
     """An artifact of a graph of the compiler's."""
     import aot
-    from aot import driver
+    from aot import frontend
     from aot.frontend.imported import ImportInfo
 
     info = ImportInfo("0" * 64, 0, "gpu_quantized", {}, len(graph.nodes), {}, ())
-    with mock.patch.object(driver.frontend, "load_variants", lambda *_, **__: ((("", graph),), info)):
+    with mock.patch.object(frontend, "load_variants", lambda *_, **__: ((("", graph),), info)):
         return aot.compile("chain", target=TARGET, weights="none", **options)
 
 
@@ -238,14 +238,13 @@ def prepare_chain(chain: Chain, folder: Path, cache: Path | None) -> None:
     """Writes a chain's artifact, without weights."""
     from aot.backend.cuda import contract, packed
 
-    words, choose = packed.THREAD_WORDS, contract._Contract._choose
+    words: int = packed.THREAD_WORDS
+    choose: Callable[..., contract.Tile] = contract._Contract._choose
     if chain.choice.startswith("words"):
         words = int(chain.choice.removeprefix("words"))
     elif chain.choice:
         tile = contract.Tile(*map(int, chain.choice.split("x")))
-
-        def choose(*_: Any) -> contract.Tile:
-            return tile
+        choose = partial(lambda tile, *_: tile, tile)
 
     with mock.patch.object(packed, "THREAD_WORDS", words), mock.patch.object(contract._Contract, "_choose", choose):
         artifact = compiled(graph_of(chain, weights_of(chain)), cache_dir=cache)
