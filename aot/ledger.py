@@ -14,15 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from aot import driver
-from aot.calibrate import Tell, run, running, this_cpu
+from aot.calibrate import Tell, run, running
 from aot.dtypes import BOOL
-from aot.ir import Array, Graph, Node, TensorType, Value
-from aot.metrics import Budget, Difference, Outputs, loss, own_metric
-from aot.ops.contract import MATMULS
-from aot.ops.window import CONVS
+from aot.ir import Array, Graph, TensorType, Value
+from aot.metrics import METRICS, Budget, Difference, Outputs, loss, own_metric
 from aot.options import CompileOptions
 from aot.passes import Context
+from aot.product_times import Times
 from aot.quantization import FLOAT, Entry, Point, Quantization
 from aot.samples import Sample
 from aot.transforms.products import Product
@@ -36,8 +34,6 @@ _TRIES = 8
 
 _GAIN = 0.97
 """A quantized product stays if it takes at most this part of the float one's time: less is noise."""
-
-_PROFILE_RUNS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +64,11 @@ class _Bench:
                 difference.add(self.outputs(choice, number), expected)
         return [difference.error(metric) for difference in collected]
 
+    @property
+    def alone_name(self) -> str:
+        """What the errors of products alone are called: a metric of the user's is for the whole choice."""
+        return METRICS["relative"] if self.budget.is_own else self.budget.name
+
     def final(self, choice: Sequence[bool], what: str) -> float:
         """The error that the budget is about."""
         if not self.budget.is_own:
@@ -83,9 +84,15 @@ class _Bench:
 
 
 def measured(
-    graph: Graph, products: Sequence[Product], record: Quantization, samples: Sequence[Sample], budget: Budget,
-    options: CompileOptions, tell: Tell, *, timed: bool = True,
-) -> Quantization:  # fmt: skip
+    graph: Graph,
+    products: Sequence[Product],
+    record: Quantization,
+    samples: Sequence[Sample],
+    budget: Budget,
+    options: CompileOptions,
+    times: Times,
+    tell: Tell,
+) -> Quantization:
     """The record with its ledger filled, and with the products in float that the budget, or time, does not allow.
 
     Raises OptionError for samples that do not fit the model.
@@ -93,7 +100,6 @@ def measured(
     names = [node.node for node in record.nodes]
     entries = {entry.node: entry for entry in record.ledger}
     able = [node.form != FLOAT for node in record.nodes]
-    times = _times(graph, products, record, samples[0], options, tell) if timed and any(able) else _NO_TIMES
     slower = set()
     for name, fits in zip(names, able, strict=True):
         plain_us, quantized_us = (round(each.get(name, 0.0), 2) for each in (times.plain, times.quantized))
@@ -113,14 +119,14 @@ def measured(
     for n in order:
         reason = entries[names[n]].reason
         if not reason and names[n] not in kept:
-            reason = f"the budget: {budget.name} {alone[n]:.2g} alone"
+            reason = f"the budget: {bench.alone_name} {alone[n]:.2g} alone"
         form = entries[names[n]].form if names[n] in kept else FLOAT
         entries[names[n]] = replace(entries[names[n]], reason=reason, form=form)
     forms = {name: node.form if name in kept else FLOAT for name, node in record.by_node.items()}
     final = next(point for point in points if point.chosen)
     return replace(
         record.with_forms(forms), metric=budget.name, budget=budget.most, final=final.error,
-        measured_samples=len(samples), ledger=tuple(entries[name] for name in names), points=points,
+        measured_samples=len(samples), timed=times.said, ledger=tuple(entries[name] for name in names), points=points,
     )  # fmt: skip
 
 
@@ -133,13 +139,14 @@ def _alone(bench: _Bench, able: Sequence[bool]) -> dict[int, float]:
 
 def _running(bench: _Bench, order: Sequence[int]) -> dict[int, float]:
     """The error with each product and all that stand before it."""
-    size = len(bench.names)
-    choices = [[m in set(order[: place + 1]) for m in range(size)] for place in range(len(order))]
+    place = {n: number for number, n in enumerate(order)}
+    last = len(order)
+    choices = [[place.get(m, last) <= number for m in range(len(bench.names))] for number in range(len(order))]
     return dict(zip(order, bench.errors(choices, "running total"), strict=True))
 
 
 def _search(
-    bench: _Bench, candidates: Sequence[int], names: Sequence[str], times: _Times, entries: Mapping[str, Entry]
+    bench: _Bench, candidates: Sequence[int], names: Sequence[str], times: Times, entries: Mapping[str, Entry]
 ) -> tuple[set[int], tuple[Point, ...]]:
     """The products that stay quantized, and what was tried.
 
@@ -177,7 +184,7 @@ def _point(
     members: frozenset[int],
     error: float,
     names: Sequence[str],
-    times: _Times,
+    times: Times,
     entries: Mapping[str, Entry],
     chosen: bool,
 ) -> Point:
@@ -198,58 +205,6 @@ def _opened(
     names = [node.node for node in record.nodes]
     switch = Value(TensorType(BOOL, (len(names),)), SWITCHES)
     tell("build", "both forms of every product")
-    with running(quantized(graph, record, Context(options=options), switch), options) as model:
+    both = quantized(graph.with_(state=()), record, Context(options=options), switch)  # each sample has its state
+    with running(both, options) as model:
         yield _Bench(model, samples, names, budget, tell)
-
-
-# Times.
-
-
-@dataclass(frozen=True, slots=True)
-class _Times:
-    """Microseconds of each product by name, as floats and quantized, and of a whole run in float."""
-
-    plain: Mapping[str, float]
-    quantized: Mapping[str, float]
-    run_us: float
-
-
-_NO_TIMES = _Times({}, {}, 0.0)
-
-
-def _times(
-    graph: Graph, products: Sequence[Product], record: Quantization, sample: Sample, options: CompileOptions, tell: Tell
-) -> _Times:
-    """Measured here, one thread, by a clock behind each kernel."""
-    found: list[Mapping[str, float]] = []
-    total = 0.0
-    for what, each in (("float", graph), ("quantized", quantized(graph, record, Context(options=options)))):
-        tell("time", what)
-        artifact, ordered = driver.build_graph(each, options, this_cpu(each, options))
-        with artifact.load(threads=1) as model:
-            rows = model.profile({name: np.ascontiguousarray(array) for name, array in sample.items()}, _PROFILE_RUNS)
-        kernels = [node for node in ordered.nodes if node.op == "kernel"]
-        if len(kernels) != len(rows):
-            return _NO_TIMES  # a step is no kernel: nothing is known of one product
-        found.append(_by_product(kernels, [seconds * 1e6 for _, _, seconds in rows], products))
-        total = total or sum(seconds * 1e6 for _, _, seconds in rows)
-    plain, fast = found
-    return _Times(plain, fast, total)
-
-
-def _by_product(kernels: Sequence[Node], times_us: Sequence[float], products: Sequence[Product]) -> dict[str, float]:
-    """The time of each product: of the kernel that multiplies, and of those that only prepare its operands.
-
-    Products of one node of the model share its time evenly.
-    """
-    sharing: dict[str, list[str]] = {}
-    for product in products:
-        sharing.setdefault(product.node.locs[0] if product.node.locs else product.name, []).append(product.name)
-    found: dict[str, float] = {}
-    for kernel, time_us in zip(kernels, times_us, strict=True):
-        roots = [node for node in kernel.regions[0].nodes if node.op in MATMULS or node.op in CONVS]
-        where = {loc for node in roots or kernel.regions[0].nodes for loc in node.locs[:1]}
-        if len(where) == 1 and (names := sharing.get(next(iter(where)))):
-            for name in names:
-                found[name] = found.get(name, 0.0) + time_us / len(names)
-    return found

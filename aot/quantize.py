@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from aot import driver
-from aot.calibrate import NO_PRODUCT, Calibration, Tell, calibrate_graph, in_branches, plain
+from aot.calibrate import NO_PRODUCT, Calibration, Tell, calibrate_graph, first_state, in_branches, no_sample, plain
 from aot.errors import OptionError
 from aot.ir import Graph
 from aot.ledger import measured
 from aot.metrics import DEFAULT_BUDGET, first_few, own_metric, parse_budget
 from aot.options import CompileOptions
+from aot.product_times import NO_TIMES, measured_times, modelled_times
 from aot.quantization import Method, Quantization
 from aot.quantizer import planned, rounded_with_data
 from aot.samples import Data, open_samples
@@ -29,6 +30,7 @@ def quantize(
     calibration: Calibration | None = None,
     accuracy_budget: str | None = None,
     measured_samples: int = MEASURED_SAMPLES,
+    allow_slower: bool = False,
     options: CompileOptions | None = None,
     tell: Tell | None = None,
 ) -> Quantization:
@@ -37,7 +39,9 @@ def quantize(
     `model` as aot.compile takes it. `method`: a Method, or one of its forms. `data`: as aot.samples.open_samples takes
     it, to calibrate with where there is no `calibration`, and to measure errors on, with up to `measured_samples` of
     it. `accuracy_budget`: as aot.metrics.parse_budget reads it; the default is DEFAULT_BUDGET. `options`: of the build,
-    which say what the model is (dims, values). Without data nothing is measured: all that can be quantized is.
+    which say what the model is (dims, values), and whose times count: of this machine's CPU, measured, or of a GPU,
+    modelled, where only GPUs are asked for. `allow_slower`: quantize also what is no faster, for its size. Without data
+    nothing is measured: all that can be quantized is.
     Raises OptionError where a method needs data and there is none, and for data that does not fit.
     """
     tell = tell or (lambda stage, detail: None)
@@ -52,7 +56,8 @@ def quantize(
         )
     if data is None and accuracy_budget is not None:
         raise OptionError("an accuracy budget is held on data, and there is none", hint="Give inputs: --data PATH.")
-    options = plain(options or CompileOptions())
+    asked = options or CompileOptions()
+    options = plain(asked)
     tell("read", "model")
     graphs = driver.core_graphs(model, options)
     if len(graphs) > 1:
@@ -61,7 +66,8 @@ def quantize(
     found = products(graph)
     if not found:
         raise OptionError(NO_PRODUCT)
-    samples = open_samples(() if data is None else data, graph.inputs)
+    held = None if method.rounding == "gptq" else measured_samples
+    samples = open_samples(() if data is None else data, graph.inputs, held, first_state(graph))
     if calibration is None and data is not None:
         calibration = calibrate_graph(graph, found, samples(), options, tell)
     record = planned(found, method, calibration)
@@ -71,8 +77,15 @@ def quantize(
         return record
     few = first_few(samples(), measured_samples)
     if not few:
-        raise OptionError("there is no sample to measure with", hint="Give inputs as the model is used with.")
-    return measured(graph, found, record, few, budget, options, tell)
+        raise no_sample()
+    targets = driver.resolve_targets(asked)
+    if allow_slower:
+        times = NO_TIMES
+    elif all(backend.name == "cuda" for backend, _ in targets):
+        times = modelled_times(found, record, targets[0][1], asked.precision)
+    else:
+        times = measured_times(graph, found, record, few[0], options, tell)
+    return measured(graph, found, record, few, budget, options, times, tell)
 
 
 def _unmeasured(graphs: Sequence[Graph], method: Method, has_data: bool) -> Quantization:

@@ -190,7 +190,8 @@ def quantization_of(
     with custom.use(operators):
         record = quantize(
             model, choice.method_of(how), data=choice.data, calibration=choice.calibration(),
-            accuracy_budget=choice.accuracy_budget, measured_samples=choice.measured_samples, options=options,
+            accuracy_budget=choice.accuracy_budget, measured_samples=choice.measured_samples,
+            allow_slower=choice.allow_slower, options=options,
             tell=tell,
         )  # fmt: skip
     record.save(path.with_suffix(".quantization"))

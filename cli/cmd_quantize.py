@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,13 +13,15 @@ from aot.cli.model_options import model_options
 from aot.cli.operators import operators_option
 from aot.cli.quantize_options import QuantizeChoice, quantize_options
 from aot.file_kinds import A_MODEL
-from aot.options import CompileOptions
+from aot.options import PRECISIONS, CompileOptions
 from aot.quantization import FORMS
 
 
 @click.command("quantize")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--form", type=click.Choice(FORMS), default="int8", show_default=True, help="Of products with weights.")
+@click.option("--target", "targets", multiple=True, metavar="TARGET", help="Whose times count. Default: cpu, measured.")
+@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True, help="On GPUs.")
 @quantize_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Default: MODEL.quantization.")
 @model_options
@@ -27,6 +30,8 @@ from aot.quantization import FORMS
 def command(
     model: Path,
     form: str,
+    targets: tuple[str, ...],
+    precision: str,
     choice: QuantizeChoice,
     output: Path | None,
     base: CompileOptions,
@@ -40,13 +45,15 @@ def command(
     from aot import custom
     from aot.quantize import quantize
 
+    options = replace(base, targets=targets or ("cpu",), precision=precision)
     check_file(model, A_MODEL)
     path = output or Path(model.with_suffix(".quantization").name)
     check_writable(path)
     with custom.use(operators), progress() as tell:
         record = quantize(
             model, choice.method_of(form), data=choice.data, calibration=choice.calibration(),
-            accuracy_budget=choice.accuracy_budget, measured_samples=choice.measured_samples, options=base, tell=tell,
+            accuracy_budget=choice.accuracy_budget, measured_samples=choice.measured_samples,
+            allow_slower=choice.allow_slower, options=options, tell=tell,
         )  # fmt: skip
     record.save(path)
     report_record(record.summary(), str(path))

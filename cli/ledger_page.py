@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from aot.cli.html import document as whole_page
+from aot.cli.html import facts_list, table, text
 from aot.cli.ledger_report import HEADINGS, Document, cells, facts, without_empty, worst_first
-from aot.cli.profile_page import document_page, fact_list, table, text
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 900, 300, 80, 20, 50
 _QUANTIZED, _FLOAT, _TOTAL = "#4e79a7", "#c8c8c8", "#e15759"
@@ -19,7 +20,7 @@ def page(document: Document, name: str) -> str:
     headings, used = without_empty(HEADINGS, rows) if rows else ([], [])
     body = [
         f"<h1>Accuracy of {text(name)}</h1>",
-        fact_list(facts(document, name)),
+        facts_list(facts(document, name)),
         "<h2>Error along the network</h2>",
         f"<p>{text(document.get('metric') or 'error')} of the outputs with one product quantized alone, in the order "
         "of the network; grey ones are in float. The line: the running total, the least error first.</p>",
@@ -31,7 +32,7 @@ def page(document: Document, name: str) -> str:
         "<h2>Ledger, worst first</h2>",
         table(headings, used, _TEXT_COLUMNS) if used else "<p>No product.</p>",
     ]
-    return document_page(f"Accuracy of {name}", body)
+    return whole_page(f"Accuracy of {name}", body)
 
 
 def _svg(parts: Sequence[str], label: str) -> str:

@@ -65,7 +65,7 @@ def facts(document: Document, where: str) -> list[tuple[str, str]]:
     chosen = next((point for point in points if point["chosen"]), None)
     if chosen and chosen["run_us"]:
         before = max(point["run_us"] for point in points)
-        found.append(("kernels", f"{before:.0f} -> {chosen['run_us']:.0f} us where it was measured, one thread"))
+        found.append(("kernels", f"{before:.0f} -> {chosen['run_us']:.0f} us, {document.get('timed', '')}"))
     if chosen:
         before_bytes = max(point["weight_bytes"] for point in points)
         found.append(("weights", f"{bytes_text(before_bytes)} -> {bytes_text(chosen['weight_bytes'])}"))

@@ -46,15 +46,17 @@ def open_artifact(path: Path) -> Artifact:
     return Artifact.open(path)
 
 
-def load_model(path: Path, threads: int | None, target: str | None = None, weights: Path | None = None) -> Any:
-    """The artifact, ready to run."""
+def load_model(
+    path: Path, threads: int | None, target: str | None = None, weights: Path | None = None, *, device: int = 0
+) -> Any:
+    """The artifact, ready to run; `device` is the number of the GPU."""
     from aot import runtime
 
     if weights is None:
-        return runtime.load(path, threads=threads, target=target, weights=None)
+        return runtime.load(path, threads=threads, target=target, weights=None, device=device)
     given = read_npz(weights) if weights.suffix == ".npz" else _read_safetensors(weights)
     try:
-        model = runtime.load(path, threads=threads, target=target, weights=given)
+        model = runtime.load(path, threads=threads, target=target, weights=given, device=device)
     except ArtifactError as error:
         if error.where not in given:
             raise

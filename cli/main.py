@@ -20,6 +20,7 @@ COMMANDS = {
     "explain": "Tell what quantization costs, product by product, and why.",
     "run": "Run an artifact on inputs from a file, or on random ones.",
     "verify": "Compare an artifact's outputs with ONNX Runtime's.",
+    "compare": "Find the first node where an artifact differs from its model.",
     "bench": "Time an artifact, interleaved with its model.",
     "profile": "Tell where the time of a run goes, kernel by kernel.",
     "inspect": "Show what is in an artifact.",

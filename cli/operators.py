@@ -6,7 +6,7 @@ with the reference interpreter, in which a custom operator has the numpy meaning
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,9 +45,19 @@ def operators_text(operators: Sequence[Mapping[str, str]]) -> str:
 class Interpreter:
     """A model in the reference interpreter, as `Reference` is one in ONNX Runtime."""
 
-    def __init__(self, path: Path, artifact: Artifact, operators: Sequence[str], *, trust_pickle: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        artifact: Artifact,
+        operators: Sequence[str],
+        *,
+        trust_pickle: bool = False,
+        wanted: Collection[str] = (),
+    ) -> None:
         from aot import custom, frontend
 
+        self.inner: dict[str, Array] = {}
+        self._wanted = frozenset(wanted)
         self.name = "aotc's reference interpreter"
         self.path = path
         self.defaults: dict[str, Array] = {}
@@ -70,8 +80,20 @@ class Interpreter:
         with custom.use(self._operators):
             floats = {value.name for value in graph.inputs if value.type.dtype == F32}
             given = {name: widened(feed[name]) if name in floats else feed[name] for name in self.inputs}
+            if self._wanted:
+                self.inner = named_values(graph, given, self._wanted)
             results = evaluate(graph, given)
         return dict(zip(self.outputs, results, strict=True))
+
+
+def named_values(graph: Graph, feed: Mapping[str, Array], names: Collection[str]) -> dict[str, Array]:
+    """The values of a graph that have one of the names, in the reference interpreter; those of its regions are not
+    among them."""
+    from aot.evaluate import evaluate
+
+    wanted = [value for node in graph.nodes for value in node.outputs if value.name in names]
+    arrays = evaluate(graph.with_(outputs=tuple(wanted), state=()), feed)
+    return {value.name: array for value, array in zip(wanted, arrays, strict=True)}
 
 
 def _holds(graph: Graph, feed: Mapping[str, Array]) -> bool:
@@ -90,10 +112,12 @@ def open_reference(
     *,
     runs_it: str | None = None,
     trust_pickle: bool = False,
+    wanted: Collection[str] = (),
 ) -> Reference | Interpreter | TorchReference:
     """The model in what runs it: as asked, else ONNX Runtime, and PyTorch for torch programs.
 
-    Where custom operators are in ONNX Runtime's way, the interpreter. `trust_pickle`: of a .pt2 file.
+    Where custom operators are in ONNX Runtime's way, the interpreter. `trust_pickle`: of a .pt2 file. `wanted`: names
+    of tensors inside of the model that a run is to keep in `inner`.
     """
     custom_names = [item["onnx"] for item in artifact.meta.get("operators", [])]
     kind = check_model(path)
@@ -107,17 +131,18 @@ def open_reference(
     if trust_pickle and not is_program:
         raise OptionError("--trust-pickle is for .pt2 files", where=str(path))
     if runs_it == "interpreter":
-        return Interpreter(path, artifact, operators, trust_pickle=trust_pickle)
+        return Interpreter(path, artifact, operators, trust_pickle=trust_pickle, wanted=wanted)
     if is_program:
         from aot.cli.torch_reference import TorchReference
 
-        return TorchReference(path, generic(artifact.programs), threads, trust_pickle=trust_pickle)
+        program = generic(artifact.programs)
+        return TorchReference(path, program, threads, trust_pickle=trust_pickle, wanted=wanted)
     try:
-        return Reference(path, threads, edges_of(artifact))
+        return Reference(path, threads, edges_of(artifact), wanted)
     except ModelError:
         if not custom_names or runs_it is not None:
             raise
-        reference = Interpreter(path, artifact, operators)
+        reference = Interpreter(path, artifact, operators, wanted=wanted)
         note(
             f"ONNX Runtime does not know {', '.join(custom_names)}: the outputs are compared with aotc's reference "
             "interpreter instead, and custom operators with the references that their packages give"

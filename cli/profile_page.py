@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
-from typing import Any
 
+from aot.cli.html import document, facts_list, table, text
 from aot.cli.profile_report import HEADINGS, Profile, Row, Total, cells, percent, rate_text, summary, us
 
 _LEFT, _TOP, _RIGHT, _BOTTOM = 84, 24, 200, 56
@@ -14,18 +13,6 @@ _WIDTH, _HEIGHT = 820, 440
 _LABELLED = 12  # of the longest kernels, where there is room
 _LETTER, _LINE = 5.5, 11.0  # roughly, of their names
 _COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#e15759", "#9c755f", "#76b7b2", "#edc948")
-_STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1500px; padding: 0 1em;
-  color: #222; }
-h1 { font-size: 1.3em; } h2 { font-size: 1.1em; margin-top: 1.8em; }
-dl { display: grid; grid-template-columns: max-content auto; gap: 0.15em 1em; }
-dt { font-weight: 600; } dd { margin: 0; white-space: pre-line; }
-table { border-collapse: collapse; font-size: 12px; } .wide { overflow-x: auto; }
-th, td { text-align: right; padding: 0.2em 0.6em; border-bottom: 1px solid #e4e4e4; white-space: nowrap;
-  vertical-align: top; }
-th { position: sticky; top: 0; background: #fff; } .text { text-align: left; }
-td.long { white-space: normal; min-width: 14em; }
-"""
 _TEXT_COLUMNS = frozenset({"kernel", "bound by", "nodes", "schedule", "registers, shared", "blocks x threads"})
 _LONG_COLUMNS = frozenset({"nodes", "schedule"})
 
@@ -35,12 +22,12 @@ def page(found: Profile) -> str:
     rows = sorted(found.rows, key=lambda row: -row.seconds)
     body = [
         f"<h1>Profile of {text(found.artifact)}</h1>",
-        fact_list(summary(found)),
+        facts_list(summary(found)),
         "<h2>Roofline</h2>",
         roofline(found),
         _outside(found),
         "<h2>Kernels</h2>",
-        table(HEADINGS, [cells(row) for row in rows], _TEXT_COLUMNS),
+        table(HEADINGS, [cells(row) for row in rows], _TEXT_COLUMNS, _LONG_COLUMNS),
         "<p>Bytes count every operand once, as if nothing were in a cache; with warm caches a kernel whose operands "
         "fit in one may be faster than the memory. Below a quarter of both ceilings a kernel is bound by latency.</p>",
         "<h2>By kind</h2>",
@@ -49,21 +36,7 @@ def page(found: Profile) -> str:
         "<p>Where a kernel computes several nodes, each has an equal part of its time.</p>",
         _totals(found.nodes),
     ]
-    return document_page(f"{found.artifact}, {found.target}", body)
-
-
-def fact_list(facts: Sequence[tuple[str, str]]) -> str:
-    """Names and what is said of them."""
-    return "<dl>" + "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in facts) + "</dl>"
-
-
-def document_page(title: str, body: Sequence[str]) -> str:
-    """A whole document around parts."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
-        f"<title>{text(title)}</title><style>{_STYLE}</style></head>\n"
-        f"<body>\n{chr(10).join(body)}\n</body></html>\n"
-    )
+    return document(f"{found.artifact}, {found.target}", body)
 
 
 def _outside(found: Profile) -> str:
@@ -73,24 +46,6 @@ def _outside(found: Profile) -> str:
     seconds = sum(row.seconds for row in missing)
     what = f"{len(missing)} of the launches ({us(seconds)} us)"
     return f"<p>Not in the picture: {what} without arithmetic, or of unknown size.</p>"
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[Any]], texts: frozenset[str]) -> str:
-    """A table without the columns that say nothing; those named in `texts` are aligned to the left."""
-    used = [n for n, column in enumerate(zip(*rows, strict=True)) if any(cell != "" for cell in column)]
-    headings, rows = [headings[n] for n in used], [[row[n] for n in used] for row in rows]
-    marks = ["text" if heading in texts else "" for heading in headings]
-    long = [f"{mark} long" if heading in _LONG_COLUMNS else mark for heading, mark in zip(headings, marks, strict=True)]
-    head = "".join(f'<th class="{mark}">{text(name)}</th>' for name, mark in zip(headings, marks, strict=True))
-    lines = [
-        "<tr>"
-        + "".join(f'<td class="{mark}">{text(cell)}</td>' for cell, mark in zip(row, long, strict=True))
-        + "</tr>"
-        for row in rows
-    ]
-    return (
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{chr(10).join(lines)}</tbody></table></div>'
-    )
 
 
 def _totals(totals: Sequence[Total]) -> str:
@@ -225,8 +180,3 @@ def _decades(values: Sequence[float]) -> tuple[int, int]:
 
 def _power(power: int) -> str:
     return f"{10**power:,}" if power >= 0 else f"{10.0**power:g}"
-
-
-def text(value: Any) -> str:
-    """Text that HTML and XML can hold: escaped, and without control characters."""
-    return escape("".join(c if c.isprintable() or c == "\n" else "?" for c in str(value)))

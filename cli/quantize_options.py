@@ -25,6 +25,7 @@ class QuantizeChoice:
     calibration_file: Path | None
     accuracy_budget: str | None
     measured_samples: int
+    allow_slower: bool
     method: dict[str, Any]
 
     def method_of(self, form: str) -> Method:
@@ -44,6 +45,7 @@ class QuantizeChoice:
             self.data is None
             and self.calibration_file is None
             and self.accuracy_budget is None
+            and not self.allow_slower
             and self.method_of("int8") == Method()
         )
 
@@ -73,6 +75,7 @@ def quantize_options(function: Callable[..., Any]) -> Callable[..., Any]:
         no_balance: bool,
         no_equalize: bool,
         no_correction: bool,
+        allow_slower: bool,
         **others: Any,
     ) -> Any:
         method = {name: others.pop(name) for name in ("observer", "percentile", "symmetric", "block", "rounding")}
@@ -80,7 +83,9 @@ def quantize_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "per_channel": not per_tensor, "balance": not no_balance, "equalize": not no_equalize,
             "bias_correction": not no_correction, "float_nodes": keep_float,
         }  # fmt: skip
-        return function(choice=QuantizeChoice(data, calibration, accuracy_budget, measure, method), **others)
+        return function(
+            choice=QuantizeChoice(data, calibration, accuracy_budget, measure, allow_slower, method), **others
+        )
 
     path = click.Path(path_type=Path)
     result: Callable[..., Any] = gathered
@@ -97,6 +102,7 @@ def quantize_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--observer", type=click.Choice(OBSERVERS), default="mse", show_default=True,
                      help="How ranges follow from what was seen."),
         click.option("--keep-float", multiple=True, metavar="NODE", help="Part of the names of nodes that stay float."),
+        click.option("--allow-slower", is_flag=True, help="Quantize also what is no faster, for its size."),
         click.option("--measure", type=click.IntRange(1), default=32, show_default=True, metavar="N",
                      help="Samples that errors are measured on."),
         click.option("--accuracy-budget", metavar="METRIC=N",

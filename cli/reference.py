@@ -88,9 +88,10 @@ class Reference:
     """A model in ONNX Runtime on the CPU, with the inputs that an artifact of it has.
 
     `defaults`: the values in the model of what the artifact has as inputs and the model as initializers.
+    `inner`: after a run, the tensors that `wanted` names, as far as the model has them.
     """
 
-    def __init__(self, path: Path, threads: int, edges: Edges | None = None) -> None:
+    def __init__(self, path: Path, threads: int, edges: Edges | None = None, wanted: Collection[str] = ()) -> None:
         try:
             import onnxruntime
         except ImportError as error:
@@ -103,10 +104,13 @@ class Reference:
         options.inter_op_num_threads = 1
         options.log_severity_level = 4
         self.defaults: dict[str, Array] = {}
+        self.inner: dict[str, Array] = {}
+        self._added: set[str] = set()  # outputs that the model does not have
         source: str | bytes = str(path)
-        if edges is not None and (edges.overridable or edges.values):
+        has_edges = edges is not None and bool(edges.overridable or edges.values)
+        if wanted or has_edges:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-            source = self._with_edges(path, edges)
+            source = self._changed(path, edges if has_edges else None, wanted)
         self.name = f"onnxruntime {onnxruntime.__version__}"
         try:
             self._session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
@@ -116,18 +120,25 @@ class Reference:
         self._floats = {item.name for item in self._session.get_inputs() if item.type == "tensor(float)"}
         self.outputs = [item.name for item in self._session.get_outputs()]
 
-    def _with_edges(self, path: Path, edges: Edges) -> bytes:
-        """The model's bytes with its edges moved; keeps the default values."""
+    def _changed(self, path: Path, edges: Edges | None, wanted: Collection[str]) -> bytes:
+        """The model's bytes with its edges moved and with more outputs; keeps the default values."""
         from aot.frontend.edges import with_edges
         from aot.frontend.onnx_model import read_model, tensor_const
 
         model = read_model(path)
-        moved = with_edges(model, edges).proto
-        kept = {tensor.name for tensor in moved.graph.initializer}
-        for tensor in model.graph.initializer:
-            if tensor.name not in kept:
-                self.defaults[tensor.name] = tensor_const(tensor, model.folder, tensor.name).array()
-        return bytes(moved.SerializeToString())
+        changed = model.proto
+        if edges is not None:
+            changed = with_edges(model, edges).proto
+            kept = {tensor.name for tensor in changed.graph.initializer}
+            for tensor in model.graph.initializer:
+                if tensor.name not in kept:
+                    self.defaults[tensor.name] = tensor_const(tensor, model.folder, tensor.name).array()
+        known = {output.name for output in changed.graph.output}
+        made = [name for node in changed.graph.node for name in node.output]
+        for name in dict.fromkeys(name for name in made if name in wanted and name not in known):
+            changed.graph.output.add().name = name
+            self._added.add(name)
+        return bytes(changed.SerializeToString())
 
     def run(self, feed: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name."""
@@ -142,8 +153,12 @@ class Reference:
             hint = "If they are random, give those that must fit with --input, sizes with --dim, and add --random."
             raise ModelError(reason, hint=hint) from error
         found: dict[str, Array] = {}
+        self.inner = {}
         for name, value in zip(self.outputs, results, strict=True):
-            if isinstance(value, list) and all(isinstance(item, np.ndarray) for item in value):
+            if name in self._added:
+                if isinstance(value, np.ndarray):
+                    self.inner[name] = value
+            elif isinstance(value, list) and all(isinstance(item, np.ndarray) for item in value):
                 found |= {f"{name}_{number}": item for number, item in enumerate(value)}  # as the import names them
             else:
                 found[name] = _tensor(value)

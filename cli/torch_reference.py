@@ -7,7 +7,7 @@ the file is trusted, torch.export.load reads it, so that aotc's reader is checke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,14 +35,18 @@ class TorchReference:
 
     Buffers and inputs that the program changes are inputs, and outputs of the same names. `defaults`: what the buffers
     hold in the file. `trust_pickle`: PyTorch reads the file itself, which unpickles parts of it, and may run any
-    operator.
+    operator. `inner`: after a run, the tensors of the nodes that `wanted` names.
     """
 
-    def __init__(self, path: Path, program: Program, threads: int, *, trust_pickle: bool = False) -> None:
+    def __init__(
+        self, path: Path, program: Program, threads: int, *, trust_pickle: bool = False, wanted: Collection[str] = ()
+    ) -> None:
         from aot.frontend.torch_import import output_names
         from aot.frontend.torch_program import open_program
 
         self.path = path
+        self.inner: dict[str, Array] = {}
+        self._wanted = frozenset(wanted)
         exported = _loaded(path) if trust_pickle else open_program(path)[0]
         if not trust_pickle:
             check_operators(exported, path)
@@ -105,6 +109,8 @@ class TorchReference:
         def run_once() -> list[Any]:
             try:
                 with torch.no_grad():
+                    if self._wanted:
+                        return list(pytree.tree_leaves(self._observed(leaves)))
                     return list(pytree.tree_leaves(self._module(*args, **kwargs)))
             except Exception as error:  # whatever PyTorch raises
                 reason = f"PyTorch cannot run the program on these inputs: {next(iter(str(error).splitlines()), '')}"
@@ -118,6 +124,22 @@ class TorchReference:
 
         restore()
         return run_once, restore
+
+    def _observed(self, leaves: list[Any]) -> Any:
+        """The program's outputs, node by node, with copies of what the wanted nodes give: it may change later."""
+        import torch
+
+        wanted, inner = self._wanted, self.inner
+        inner.clear()
+
+        class Observer(torch.fx.Interpreter):  # type: ignore[misc]  # it has no types
+            def run_node(self, n: Any) -> Any:
+                result = super().run_node(n)
+                if n.name in wanted and isinstance(result, torch.Tensor):
+                    inner[n.name] = _array_of(result.detach().clone())
+                return result
+
+        return Observer(self._module).run(*leaves, enable_io_processing=False)
 
     def _tensor(self, name: str, array: Array) -> Any:
         """A copy of an array as the tensor that the program takes; --io-dtype may have made it 16 bits wide."""

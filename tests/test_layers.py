@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 LAYERS: dict[str, int] = {
     **dict.fromkeys(
         (
-            "aot.dtypes", "aot.errors", "aot.file_kinds", "aot.options", "aot.target", "aot.dims", "aot.observations",
-            "aot.quantization", "aot.metrics", "aot.array_files",
+            "aot.dtypes", "aot.errors", "aot.file_kinds", "aot.options", "aot.target", "aot.dims", "aot.array_files",
+            "aot.metrics", "aot.observations", "aot.quantization",
         ),
         0,
     ),
@@ -28,17 +28,19 @@ LAYERS: dict[str, int] = {
     **dict.fromkeys(
         (
             "aot.ops", "aot.builder", "aot.verify", "aot.evaluate", "aot.pattern", "aot.passes", "aot.lower",
-            "aot.rounding",            "aot.views", "aot.storage", "aot.custom", "aot.control", "aot.partition", "aot.quantized_sums",
+            "aot.views", "aot.storage", "aot.custom", "aot.control", "aot.partition", "aot.quantized_sums",
+            "aot.rounding",
         ),
         2,
     ),
     **dict.fromkeys(("aot.transforms", "aot.frontend", "aot.backend", "aot.artifacts"), 3),
     "aot.pipeline": 4,
     **dict.fromkeys(
-        ("aot.assemble", "aot.driver", "aot.host_steps", "aot.calibrate", "aot.ledger", "aot.quantizer",
-            "aot.quantize",
-            "aot.samples",
-        ), 5
+        (
+            "aot.assemble", "aot.driver", "aot.host_steps", "aot.calibrate", "aot.ledger", "aot.product_times",
+            "aot.quantize", "aot.quantizer", "aot.samples",
+        ),
+        5,
     ),
     **dict.fromkeys(("aot.cli", "aot.testing"), 6),
 }  # fmt: skip

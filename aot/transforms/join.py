@@ -16,6 +16,7 @@ import numpy as np
 
 from aot.builder import Builder
 from aot.dims import product
+from aot.dtypes import DType
 from aot.ir import Const, Graph, Level, Node, TensorType, Value, const_of, live
 from aot.ops import OPS, Kind
 from aot.ops.window import CONVS
@@ -23,8 +24,10 @@ from aot.passes import Context, transform
 from aot.transforms.fold import concat_consts, vector_const
 from aot.views import is_view, view_of
 
-_NEUTRAL = {"add": -0.0, "mul": 1.0}
+_NEUTRAL = {"sub": 0.0, "add": -0.0, "mul": 1.0}
 """Ops with a constant that products may be followed by, and the number that leaves every result as it is."""
+
+_PRODUCTS = ("matmul", "matmul_8bit")
 
 
 @dataclass
@@ -32,7 +35,7 @@ class _Part:
     """One of the products, with the ops behind it that have a constant of columns."""
 
     nodes: list[Node]
-    steps: list[tuple[str, Value]] = field(default_factory=list)  # (op, constant)
+    steps: list[tuple[str, Value | None]] = field(default_factory=list)  # (op, constant); a cast has none
 
     @property
     def weight(self) -> Value:
@@ -62,11 +65,11 @@ class _Joining:
         self.kept = {*graph.outputs, *(value for pair in graph.state for value in pair)}
 
     def run(self) -> Graph:
-        groups: dict[tuple[Value, object], list[_Part]] = {}
+        groups: dict[tuple[Value, str, object], list[_Part]] = {}
         for node in self.graph.nodes:
-            if node.op == "matmul" and self._has_weight(node):
+            if node.op in _PRODUCTS and self._has_weight(node):
                 part = self._part(node)
-                groups.setdefault((node.operands[0], part.weight.type.dtype), []).append(part)
+                groups.setdefault((node.operands[0], node.op, part.weight.type.dtype), []).append(part)
         made: dict[Node, list[Node]] = {}
         gone: set[Node] = set()
         consts = dict(self.graph.consts)
@@ -96,12 +99,16 @@ class _Joining:
             part.steps.append(step[1:])
         return part
 
-    def _step(self, part: _Part) -> tuple[Node, str, Value] | None:
-        """The only reader of a part's result, where it adds or multiplies by constants of columns."""
+    def _step(self, part: _Part) -> tuple[Node, str, Value | None] | None:
+        """The only reader of a part's result, where it converts it, or computes with constants of columns."""
         readers = self.graph.users.get(part.result, ())
         if len(readers) != 1 or part.result in self.kept:
             return None
         (reader,) = readers
+        if reader.op == "cast":
+            return reader, reader.op, None
+        if reader.op == "sub" and reader.operands[0] is not part.result:
+            return None
         if reader.op not in _NEUTRAL or reader.operands.count(part.result) != 1:
             return None
         (other,) = (value for value in reader.operands if value is not part.result)
@@ -133,12 +140,20 @@ class _Joining:
         if weight is None:
             self.context.refuse("join", first.where, "one of the weights is not the model's")
             return None
-        result = builder.matmul(first.operands[0], builder.const(weight))
+        (result,) = builder.op(first.op, first.operands[0], builder.const(weight))
         left = [list(part.steps) for part in parts]
         while any(left):
+            if all(steps and steps[0][0] == "cast" for steps in left):
+                for steps in left:
+                    steps.pop(0)
+                result = builder.cast(result, to=parts[0].result.type.dtype)
+                continue
+            if not any(steps and steps[0][0] in _NEUTRAL for steps in left):
+                self.context.refuse("join", first.where, "only some of the products are converted")
+                return None
             op = next(op for op in _NEUTRAL if any(steps and steps[0][0] == op for steps in left))
             chosen = [steps.pop(0)[1] if steps and steps[0][0] == op else None for steps in left]
-            constant = self._constant(op, chosen, parts)
+            constant = self._constant(op, chosen, parts, result.type.dtype)
             if constant is None:
                 self.context.refuse("join", first.where, "a constant behind one of the products is not the model's")
                 return None
@@ -149,12 +164,12 @@ class _Joining:
             start += part.columns
         return builder
 
-    def _constant(self, op: str, chosen: Sequence[Value | None], parts: Sequence[_Part]) -> Const | None:
+    def _constant(self, op: str, chosen: Sequence[Value | None], parts: Sequence[_Part], dtype: DType) -> Const | None:
         """The constants of an op behind each part as one of all columns; what changes nothing where a part has none."""
         consts = [None if value is None else self.graph.consts[value] for value in chosen]
         if len({const and const.digest for const in consts}) == 1 and consts[0] and product(consts[0].shape) == 1:
             return consts[0]
-        neutral = const_of(np.full((), _NEUTRAL[op], parts[0].result.type.dtype.numpy))
+        neutral = const_of(np.full((), _NEUTRAL[op], dtype.numpy))
         rows = [vector_const(const or neutral, part.columns) for const, part in zip(consts, parts, strict=True)]
         return concat_consts(rows, 0)
 

@@ -34,8 +34,11 @@ HALVES: Mapping[str, DType] = {"fp16": F16, "bf16": BF16}
 SMALL_ELEMENTS = 256
 """Values of fewer elements stay f32: their bytes cost nothing."""
 
-FACTORS: Mapping[str, int] = {"matmul": 2, "conv": 2, "attention": 3}
+FACTORS: Mapping[str, int] = {"matmul": 2, "conv": 2, "attention": 3, "matmul_packed": 1}
 """Ops that multiply on tensor cores, and how many of their first operands are factors."""
+
+_SCALE = 2
+"""The operand of matmul_packed that holds the scales of its weight, which is narrow already."""
 
 _LOOKUPS = frozenset({"gather", "gather_elements", "gather_nd"})
 _WIDE_KINDS = frozenset(
@@ -166,6 +169,10 @@ class _Narrowing:
                 operands = node.operands[: FACTORS[node.op]]
                 if self._is_product(node):
                     has_weight = any(v in outside and self._is_weight(outside[v]) for v in operands)
+                    if node.op == "matmul_packed":
+                        has_weight, scale = True, node.operands[_SCALE]
+                        if scale in outside and self._is_weight(outside[scale]):
+                            factors.add((scale, node))
                     found = Nature.ACTIVE if has_weight or found > Nature.EXACT else found
                     factors |= {(value, node) for value in operands}
                     if self._is_rounded(node, [outside.get(value) for value in operands], nature):
@@ -297,6 +304,7 @@ class _Narrowing:
             return replace(_renamed(kernel, renamed), regions=(region,))
         nodes: list[Node] = []
         wide: dict[Value, Value] = {}  # the f32 form of what is 16 bits wide outside
+        narrow_form: dict[Value, Value] = {}
 
         def cast(value: Value, dtype: DType, locs: tuple[str, ...]) -> Value:
             made = Value(value.type.with_dtype(dtype), value.name)
@@ -310,11 +318,15 @@ class _Narrowing:
                 inputs.append(inner)
                 continue
             inputs.append(Value(inner.type.with_dtype(held.type.dtype), inner.name))
+            narrow_form[inner] = inputs[-1]
             wide[inner] = cast(inputs[-1], inner.type.dtype, kernel.locs[:1])
         exact = set(wide.values())
         rounded: dict[Value, Value] = {}
         for node in body.nodes:
             operands = [None if value is None else wide.get(value, value) for value in node.inputs]
+            if node.op == "matmul_packed":  # its kernel reads them where they lie, in whatever type
+                scale = node.operands[_SCALE]
+                operands[_SCALE] = narrow_form.get(scale, scale)
             if node in self.products:
                 for number, value in enumerate(operands[: FACTORS[node.op]]):
                     if value is None or value in exact:

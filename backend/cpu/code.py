@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
 
 from aot.backend.lines import Integers, Lines
-from aot.dtypes import BF16, F16, F32, F64, I64, DType
+from aot.dtypes import BF16, F8E4M3, F8E5M2, F16, F32, F64, I64, DType
 from aot.errors import TargetError
 
 
@@ -69,6 +69,9 @@ def literal(value: int | float | bool, dtype: DType) -> str:
     return f"{number_.hex()}{suffix}"
 
 
+NARROW_FLOATS: Mapping[DType, str] = {F16: "u16", BF16: "u16", F8E4M3: "u8", F8E5M2: "u8"}
+"""Floats that are computed in f32, and what holds them in memory."""
+
 PLAIN = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f32", "f64")
 
 
@@ -76,8 +79,8 @@ def memory_type(dtype: DType) -> str:
     """The C type of an element in memory."""
     if dtype.is_bool:
         return "u8"
-    if dtype in (F16, BF16):
-        return "u16"
+    if dtype in NARROW_FLOATS:
+        return NARROW_FLOATS[dtype]
     if dtype.name in PLAIN:
         return dtype.name
     raise TargetError(
@@ -86,9 +89,9 @@ def memory_type(dtype: DType) -> str:
 
 
 def register_dtype(dtype: DType) -> DType:
-    """The dtype in which values are computed: 16-bit floats in f32, rounded when stored or cast."""
+    """The dtype in which values are computed: narrower floats in f32, rounded when stored or cast."""
     memory_type(dtype)
-    return F32 if dtype in (F16, BF16) else dtype
+    return F32 if dtype in NARROW_FLOATS else dtype
 
 
 def register_type(dtype: DType) -> str:

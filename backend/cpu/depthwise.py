@@ -175,7 +175,7 @@ class _Depthwise:
         else:
             block = f"load_{type_}({place})" if count is None else f"loadn_{type_}({place}, {count})"
         if self.words:
-            block = f"__builtin_convertvector({block}, v_i32)"
+            block = f"widen_{type_}_i32({block})"
         code.line(f"const v_{self.dtype} {name} = {block};")
 
     def _pixels(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aot.backend.cpu.code import PLAIN, literal, register_dtype, register_type, vector_type
-from aot.dtypes import BF16, BOOL, F16, DType
+from aot.backend.cpu.code import NARROW_FLOATS, PLAIN, literal, register_dtype, register_type, vector_type
+from aot.dtypes import BOOL, I32, DType
 from aot.errors import CompilerError
 from aot.expr import Expr
 
@@ -97,7 +97,7 @@ def scalar_call(expr: Expr, operands: Sequence[str]) -> str:
 def _scalar_cast(source: DType, target: DType, text: str) -> str:
     if target.is_bool:
         return text if source.is_bool else f"({text} != 0)"
-    if target in (F16, BF16):
+    if target in NARROW_FLOATS:
         return f"round_{target.name}(splat_f32((f32){text}))[0]"
     if register_dtype(source).is_float and target.is_integer:
         return f"({target.name}){'' if target.bits == 64 else '(i64)'}{text}"
@@ -150,10 +150,21 @@ def vector_call(expr: Expr, operands: Sequence[str]) -> str:
 
 
 def _mask(of: DType, comparison: str) -> str:
+    if of.bits == 8:
+        return f"widen_i8_i32((v_i8)({comparison}))"
     return f"(v_i32)({comparison})" if of.bits == 32 else f"__builtin_convertvector({comparison}, v_i32)"
 
 
-def _convert(text: str, dtype: DType) -> str:
+def convert(text: str, source: DType, dtype: DType) -> str:
+    """A conversion of numbers as numpy makes it; 8-bit ones go through i32, for which there are instructions."""
+    if source.is_integer and source.bits == 8 and dtype.bits > 16:
+        text = f"widen_{source.name}_i32({text})"
+        if dtype.is_integer and dtype.bits == 32:
+            return text if dtype == I32 else f"(v_u32){text}"
+    if dtype.is_integer and dtype.bits == 8 and source.is_integer and source.bits > 16:
+        if source.bits > 32:
+            text = f"__builtin_convertvector({text}, v_i32)"
+        return f"narrow_i32_{dtype.name}({'' if source == I32 else '(v_i32)'}{text})"
     return f"__builtin_convertvector({text}, {vector_type(dtype)})"
 
 
@@ -165,10 +176,10 @@ def _vector_cast(source: DType, target: DType, text: str) -> str:
         if wanted.is_float:
             one, zero = (splat(wanted, literal(number, wanted)) for number in (1, 0))
             return f"select_{wanted.name}({text}, {one}, {zero})"
-        return f"(-{_convert(text, wanted)})"
+        return f"(-{convert(text, I32, wanted)})"
     if held.is_float and wanted.is_integer:
         if wanted.bits < 32:
-            return _convert(f"cast_{held.name}_i32({text})", wanted)
+            return convert(f"cast_{held.name}_i32({text})", I32, wanted)
         return f"cast_{held.name}_{wanted.name}({text})"
-    result = text if held == wanted else _convert(text, wanted)
-    return f"round_{target.name}({result})" if target in (F16, BF16) else result
+    result = text if held == wanted else convert(text, held, wanted)
+    return f"round_{target.name}({result})" if target in NARROW_FLOATS else result

@@ -11,6 +11,9 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
+import numpy as np
+
+from aot.backend.cpu.code import NARROW_FLOATS
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.mathematics import math_functions
 from aot.backend.cpu.sorting import sort_functions
@@ -60,6 +63,10 @@ def _types(isa: Isa) -> str:
             f"typedef {name} hm_{name} __attribute__((vector_size({isa.vector_bytes}), aligned(8), may_alias));"
         )
         lines.append(f"typedef union {{ v_{name} v; h_{name} h[2]; }} hh_{name};")
+    if not isa.is_wide:
+        lines.append("typedef i64 v_half __attribute__((vector_size(16)));")
+        lines.append("typedef i64 v_quads __attribute__((vector_size(32)));")
+        lines.append("typedef u8 v_bytes __attribute__((vector_size(32)));")
     return "\n".join([*lines, *word_types(isa)]) + "\n"
 
 
@@ -96,11 +103,12 @@ def _memory(isa: Isa) -> str:
         "  return (iota_i32(0) >= splat_i32((i32)lo)) & (iota_i32(0) < splat_i32((i32)hi)); }\n"
     )
     out.append("static v_i32 splat_bool(i32 x) { return -x - (v_i32){}; }\n")
+    out.append(_bytes(isa))
     # Truth values: bytes 0 and 1 in memory; any other byte counts as true.
     out.append("static i32 get_bool(const u8 *p) { return *p != 0; }\n")
     out.append("static void put_bool(u8 *p, i32 x) { *p = (u8)(x != 0); }\n")
-    out.append("static v_i32 mask_bool(v_u8 v) { return __builtin_convertvector(v != 0, v_i32); }\n")
-    out.append("static v_u8 bytes_bool(v_i32 m) { return __builtin_convertvector(m & 1, v_u8); }\n")
+    out.append("static v_i32 mask_bool(v_u8 v) { return widen_i8_i32((v_i8)(v != 0)); }\n")
+    out.append("static v_u8 bytes_bool(v_i32 m) { return narrow_i32_u8(m & 1); }\n")
     out.append("static v_i32 load_bool(const u8 *p) { return mask_bool(load_u8(p)); }\n")
     out.append("static v_i32 loadn_bool(const u8 *p, i64 n) { return mask_bool(loadn_u8(p, n)); }\n")
     out.append("static v_i32 loadr_bool(const u8 *p, i64 lo, i64 hi) { return mask_bool(loadr_u8(p, lo, hi)); }\n")
@@ -117,21 +125,24 @@ def _memory(isa: Isa) -> str:
         "  const v_u32 r = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16; const v_u32 q = (b >> 16) | 64u;\n"
         "  return __builtin_convertvector((v_u32)(((v_i32)r & ~nan) | ((v_i32)q & nan)), v_u16); }\n"
     )
-    for name in ("f16", "bf16"):
+    out += [_float8("f8e4m3", 3, 7, 0x7F, 0x7F), _float8("f8e5m2", 2, 15, 0x7E, 0x7C)]
+    for dtype, memory in NARROW_FLOATS.items():
+        name = dtype.name
         out.append(
-            f"static v_f32 load_{name}(const u16 *p) {{ return widen_{name}(load_u16(p)); }}\n"
-            f"static v_f32 loadn_{name}(const u16 *p, i64 n) {{ return widen_{name}(loadn_u16(p, n)); }}\n"
-            f"static v_f32 loadr_{name}(const u16 *p, i64 lo, i64 hi) {{\n"
-            f"  return widen_{name}(loadr_u16(p, lo, hi)); }}\n"
-            f"static void store_{name}(u16 *p, v_f32 v) {{ store_u16(p, narrow_{name}(v)); }}\n"
-            f"static void storen_{name}(u16 *p, v_f32 v, i64 n) {{ storen_u16(p, narrow_{name}(v), n); }}\n"
+            f"static v_f32 load_{name}(const {memory} *p) {{ return widen_{name}(load_{memory}(p)); }}\n"
+            f"static v_f32 loadn_{name}(const {memory} *p, i64 n) {{ return widen_{name}(loadn_{memory}(p, n)); }}\n"
+            f"static v_f32 loadr_{name}(const {memory} *p, i64 lo, i64 hi) {{\n"
+            f"  return widen_{name}(loadr_{memory}(p, lo, hi)); }}\n"
+            f"static void store_{name}({memory} *p, v_f32 v) {{ store_{memory}(p, narrow_{name}(v)); }}\n"
+            f"static void storen_{name}({memory} *p, v_f32 v, i64 n) {{ storen_{memory}(p, narrow_{name}(v), n); }}\n"
             f"static v_f32 round_{name}(v_f32 v) {{ return widen_{name}(narrow_{name}(v)); }}\n"
-            f"static f32 get_{name}(const u16 *p) {{ return widen_{name}(splat_u16(*p))[0]; }}\n"
-            f"static void put_{name}(u16 *p, f32 x) {{ *p = narrow_{name}(splat_f32(x))[0]; }}\n"
+            f"static f32 get_{name}(const {memory} *p) {{ return widen_{name}(splat_{memory}(*p))[0]; }}\n"
+            f"static void put_{name}({memory} *p, f32 x) {{ *p = narrow_{name}(splat_f32(x))[0]; }}\n"
         )
-    for name in (*WIDTHS, "bool", "f16", "bf16"):
-        memory = {"bool": "u8", "f16": "u16", "bf16": "u16"}.get(name, name)
-        held = {"bool": "i32", "f16": "f32", "bf16": "f32"}.get(name, name)
+    narrow = {dtype.name: memory for dtype, memory in NARROW_FLOATS.items()}
+    for name in (*WIDTHS, "bool", *narrow):
+        memory = {"bool": "u8", **narrow}.get(name, name)
+        held = {"bool": "i32", **dict.fromkeys(narrow, "f32")}.get(name, name)
         get = "p[i * stride]" if name in WIDTHS else f"get_{name}(p + i * stride)"
         put = "p[i * stride] = v[i];" if name in WIDTHS else f"put_{name}(p + i * stride, v[i]);"
         sign = "-" if name == "bool" else ""
@@ -140,6 +151,68 @@ def _memory(isa: Isa) -> str:
             f"  for (i64 i = 0; i < n; i++) r[i] = {sign}{get};\n  return r; }}\n"
             f"static void scatter_{name}({memory} *p, i64 stride, v_{held} v, i64 n) {{\n"
             f"  for (i64 i = 0; i < n; i++) {{ {put} }} }}\n"
+        )
+    return "".join(out)
+
+
+def _float8(name: str, mantissa: int, bias: int, nan: int, most: int) -> str:
+    """widen_F and narrow_F of a float of 8 bits; rounding to nearest, halves to even.
+
+    `nan`: the code of NaN; `most`: the least code that stands for no finite number, which what is too large becomes.
+    Multiplying by a power of two moves the exponent from one bias to the other, exactly, for small numbers too; those
+    below the least normal one are whole multiples of the least of all: adding 1.5 * 2**23 rounds to a whole number.
+    """
+    shift, up, least = 23 - mantissa, 127 - bias, bias - 1 + mantissa
+    half = (1 << (shift - 1)) - 1
+    first_odd = nan if most == nan else most + 1
+    return (
+        f"static v_f32 widen_{name}(v_u8 h) {{ const v_u32 b = (v_u32)widen_u8_i32(h), a = b & 127;\n"
+        f"  const v_f32 x = (v_f32)(a << {shift}) * 0x1p{up}f; const v_i32 odd = (v_i32)(a >= {first_odd});\n"
+        + (f"  const v_i32 huge = (v_i32)(a == {most}) & ~odd;\n" if most != nan else "  const v_i32 huge = {0};\n")
+        + "  const v_u32 r = (((v_u32)x & ~(v_u32)(odd | huge)) | ((v_u32)huge & 0x7f800000u) |"
+        " ((v_u32)odd & 0x7fc00000u));\n"
+        "  return (v_f32)(r | ((b & 128) << 24)); }\n"
+        f"static v_u8 narrow_{name}(v_f32 v) {{ const v_u32 b = (v_u32)v, a = b & 0x7fffffffu;\n"
+        f"  const v_u32 normal = (a - {up << 23}u + {half}u + ((a >> {shift}) & 1u)) >> {shift};\n"
+        f"  const v_u32 small = (v_u32)((v_f32)a * 0x1p{least}f + 0x1.8p23f) - 0x4b400000u;\n"
+        f"  const v_u32 is_small = (v_u32)(a < {(up + 1) << 23}u);\n"
+        f"  const v_u32 is_large = (v_u32)(a >= {_overflow(mantissa, bias, most)}u);\n"
+        "  const v_u32 is_nan = (v_u32)(a > 0x7f800000u);\n"
+        f"  v_u32 r = (small & is_small) | (normal & ~is_small); r = (r & ~is_large) | ({most}u & is_large);\n"
+        f"  r = (r & ~is_nan) | ({nan}u & is_nan);\n"
+        "  return narrow_i32_u8((v_i32)(r | ((b >> 24) & 128u))); }\n"
+    )
+
+
+def _overflow(mantissa: int, bias: int, most: int) -> int:
+    """The bits of the least f32 that rounds to code `most`: halfway from the code before it."""
+    exponent, fraction = (most - 1) >> mantissa, (most - 1) & ((1 << mantissa) - 1)
+    tie = (1 + (fraction + 0.5) / (1 << mantissa)) * 2.0 ** (exponent - bias)
+    bits = int(np.float32(tie).view(np.uint32))
+    return bits if most % 2 == 0 else bits + 1  # halves go to the even code
+
+
+def _bytes(isa: Isa) -> str:
+    """widen_i8_i32, narrow_i32_i8 and the same of u8; compilers convert such vectors byte by byte."""
+    out: list[str] = []
+    for name, sign in (("i8", "s"), ("u8", "z")):
+        if isa.is_wide:
+            source, narrow = "v", f'v_{name} r; __asm__("vpmovdb %1, %0" : "=v"(r) : "v"(v)); return r;'
+        else:
+            # Blocks of 8 bytes are no operands of instructions.
+            source = "((v_half){(i64)v, 0})"
+            order = ", ".join(map(str, [*range(0, 32, 4)] * 4))
+            narrow = (
+                "const v_bytes b = (v_bytes)v;\n#ifdef __clang__\n"
+                f"  const v_quads r = (v_quads)__builtin_shufflevector(b, b, {order});\n#else\n"
+                f"  const v_quads r = (v_quads)__builtin_shuffle(b, (v_bytes){{{order}}});\n#endif\n"
+                f"  return (v_{name})r[0];"
+            )
+        constraint = "v" if isa.is_wide else "x"
+        out.append(
+            f'static v_i32 widen_{name}_i32(v_{name} v) {{ v_i32 r; __asm__("vpmov{sign}xbd %1, %0" :'
+            f' "={constraint}"(r) : "{constraint}"({source})); return r; }}\n'
+            f"static v_{name} narrow_i32_{name}(v_i32 v) {{ {narrow} }}\n"
         )
     return "".join(out)
 
@@ -196,7 +269,7 @@ def _selection(isa: Isa) -> str:
     out: list[str] = ["static v_i32 select_bool(v_i32 m, v_i32 a, v_i32 b) { return (m & a) | (~m & b); }\n"]
     for name, width in WIDTHS.items():
         mask = f"i{8 * width}"
-        wide = "m" if width == 4 else f"__builtin_convertvector(m, v_{mask})"
+        wide = "m" if width == 4 else "narrow_i32_i8(m)" if width == 1 else f"__builtin_convertvector(m, v_{mask})"
         out.append(
             f"static v_{name} select_{name}(v_i32 m, v_{name} a, v_{name} b) {{ const v_{mask} k = {wide};\n"
             f"  return (v_{name})((k & (v_{mask})a) | (~k & (v_{mask})b)); }}\n"
@@ -259,12 +332,18 @@ def _each_register(isa: Isa, name: str, function: str, operands: int, instructio
 
 def _rounding(isa: Isa) -> str:
     out: list[str] = []
+    register = "v" if isa.is_wide else "x"
     for name, suffix in (("f32", "ps"), ("f64", "pd")):
         instruction = f"vrndscale{suffix}" if isa.is_wide else f"vround{suffix}"
         for function, mode in (("round", 8), ("floor", 9), ("ceil", 10), ("trunc", 11)):
             out.append(_each_register(isa, name, f"{function}_{name}", 1, f"{instruction} ${mode}, %1, %0"))
         out.append(_each_register(isa, name, f"sqrt_{name}", 1, f"vsqrt{suffix} %1, %0"))
         one = "1.0f" if name == "f32" else "1.0"
+        if name == "f32":
+            out.append(
+                "static v_i32 whole_f32(v_f32 a) { v_i32 r;\n"
+                f'  __asm__("vcvtps2dq %1, %0" : "={register}"(r) : "{register}"(a)); return r & (v_i32)(a == a); }}\n'
+            )
         out.append(f"static v_{name} rsqrt_{name}(v_{name} a) {{ return {one} / sqrt_{name}(a); }}\n")
     return "".join(out)
 

@@ -70,13 +70,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     for each in (
         Architecture("sm_80", 80, "A100", 12000, frozenset(), _numbers(108, 166912, 1.9, 312, 19.5, 40)),
         Architecture("sm_86", 86, "A10", 12000, frozenset(), _numbers(72, 101376, 0.6, 125, 31, 6)),
-        Architecture("sm_89", 89, "L40S", 12000, frozenset({"fp8"}), _numbers(142, 101376, 0.86, 362, 91, 96)),
+        Architecture("sm_89", 89, "L40S", 12000, frozenset({"float8"}), _numbers(142, 101376, 0.86, 362, 91, 96)),
         Architecture(
-            "sm_90a", 90, "H100 and H200", 12000, frozenset({"fp8", "programmatic_launch", "tensor_copies"}),
+            "sm_90a", 90, "H100 and H200", 12000, frozenset({"float8", "programmatic_launch", "tensor_copies"}),
             _numbers(132, 232448, 4.2, 730, 60, 50),
         ),
         Architecture(
-            "sm_100a", 100, "B200", 12080, frozenset({"fp8", "programmatic_launch"}),
+            "sm_100a", 100, "B200", 12080, frozenset({"float8", "programmatic_launch"}),
             _numbers(148, 232448, 7.7, 2250, 75, 126),
         ),
         Architecture("compute_80", 80, "any newer", PTX_DRIVERS[PTX], frozenset(), _ANY, PTX),

@@ -725,7 +725,7 @@ def _operand_dtype(root: ContractRoot, target: Target) -> DType:
     if found <= {I8, U8} and root.accumulate == I32:
         return I8
     if found <= set(FLOAT8):
-        return F8E4M3 if "fp8" in target.features else F16
+        return F8E4M3 if "float8" in target.features else F16
     common = found.pop()
     return common if not found and register_dtype(common) == F32 else root.accumulate
 

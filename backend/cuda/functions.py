@@ -248,7 +248,7 @@ HELPERS: Mapping[str, str] = {
     ),
 }  # fmt: skip
 NATIVE: Mapping[str, Mapping[str, str]] = {
-    "fp8": {
+    "float8": {
         "decode_f8e4m3": "def decode_f8e4m3(x):\n    return x.to(tl.float8e4nv, bitcast=True).to(tl.float32)\n",
         # The instruction gives the largest number for what is beyond it.
         "encode_f8e4m3": (

@@ -5,17 +5,21 @@ an f32 by two instructions: its bits are cut out, where they lie in the word's l
 whose last bit counts 1; then 2^23, and the zero point as often as the place of the number says, are taken away. What is
 left is the number times a power of two, exactly; its inverse goes into the other factor.
 
+Beside a factor in f16 one instruction suffices: the bits that were cut out are those of an f32 of less than 2^-125, the
+number times a power of two again, and so small that the factor can take the inverse and stay finite, being below 2^17.
+The zero points are then taken away from the sums of words. (An infinite factor makes NaN.)
+
 Few rows are a stream, bound by the bytes of the weight: each program holds some columns whole, in registers, before its
 predecessors have ended. More rows are tiles on tensor cores, for which the weight becomes 16 bits wide.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from aot import dims as dimension
 from aot.backend.base import Emitted, PackedOperand
-from aot.backend.cuda.contract import FEW_ROWS, FEW_STEPS, Stream, Tile, _Contract
+from aot.backend.cuda.contract import FEW_STEPS, Stream, Tile, _Contract
 from aot.backend.cuda.frame import Tiling, power_of_two
 from aot.backend.cuda.render import Renderer, Scope, TileDim
 from aot.dims import typical
@@ -31,14 +35,25 @@ WORD_BITS = 32
 LONGEST_RUN = 32
 """Numbers of a thread that share a scale."""
 
-MOST_PIECE = 32768
-"""Summed elements of a program of a stream; of longer ones several pieces, one after the other."""
+MOST_STREAM_ROWS = 2
+"""Rows of a stream: each is 32 registers of every thread."""
 
-PROGRAM_BYTES = 16384
-"""Of a weight that a program of a stream holds at a time: 32 words of each of 128 threads."""
+LANES = 32
+"""Threads of a warp."""
+
+THREAD_WORDS = 32
+"""Words of a weight that a thread of a stream holds at a time, for one row."""
+
+MOST_LINES = 32
+"""Lines of words of a program of a stream; of longer columns several pieces, one after the other."""
 
 MOST_WARPS = 8
 MAGIC = 0x4B000000  # the bits of 2^23 as f32
+SMALL_BITS = 24
+"""Bits of a whole number that, as an f32, is that number times 2^-149."""
+
+SHIFT = 100
+"""The power of two in a factor in f16: products are numbers times 2^-49."""
 
 
 def emit_packed(kernel: Kernel, target: Target, schedule: Tile | Stream | None = None) -> Emitted:
@@ -50,6 +65,20 @@ def emit_packed(kernel: Kernel, target: Target, schedule: Tile | Stream | None =
     return _Packed(kernel, target, schedule, {}).emit()
 
 
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How a stream is cut: words that a lane loads at once, lines of a column, those at a time, columns."""
+
+    deep: int
+    lines: int
+    together: int
+    columns: int
+
+    def steps(self, numbers: int) -> tuple[int, int, int]:
+        """Summed elements from one line, lane, and word beside to the next."""
+        return LANES * self.deep * numbers, numbers, LANES * numbers
+
+
 class _Packed(_Contract):
     def emit(self) -> Emitted:
         weight = self.root.weight
@@ -59,8 +88,7 @@ class _Packed(_Contract):
         self.numbers = WORD_BITS // weight.bits  # of a word
         if not self._fills_words():
             return super().emit()
-        self._lay_out()
-        few = isinstance(self.rows, int) and self.rows <= FEW_ROWS
+        few = isinstance(self.rows, int) and self.rows <= MOST_STREAM_ROWS
         if isinstance(self.schedule, Stream) or (few and self.schedule is None):
             return self._packed_stream()
         return self._packed_tiles()
@@ -83,19 +111,234 @@ class _Packed(_Contract):
         self.run = min(run & -run, LONGEST_RUN)  # numbers that surely share a scale, a power of two
         return self.summed % self.numbers == 0 and self.run >= self.numbers and self.root.accumulate == F32
 
-    def _lay_out(self) -> None:
-        """Asks for the weight, its scales and zero points with what is summed innermost."""
-        for number in (self.weight.w, self.weight.scale, self.weight.zero):
-            if number is None:
-                continue
-            type_ = self.source.inputs[number].type
-            rows, columns = type_.shape
-            assert isinstance(rows, int) and isinstance(columns, int)
-            step = RecipeStep(RecipeOp.PACK, shape=(columns, rows), coefficients=((0, 1), (1, 0)))
-            self.packed[number] = PackedOperand((step,), type_.dtype.number, (columns, rows))
+    def _ask(self, number: int | None, shape: tuple[int, ...], rows: tuple[int, ...]) -> None:
+        """Asks for an operand [rows, columns] in a shape whose first axis is the columns; `rows`: what a step along
+        each other axis is in rows."""
+        if number is not None:
+            columns = (1, *(0,) * len(rows))
+            step = RecipeStep(RecipeOp.PACK, shape=shape, coefficients=((0, *rows), columns))
+            self.packed[number] = PackedOperand((step,), self.source.inputs[number].type.dtype.number, shape)
+
+    def _offset(self, place: int, turn: str = "") -> str:
+        """What is taken away from the f32 that the bits at a place of a half word make; `turn`: of the zero points."""
+        factor = 1 << self.weight.bits * place
+        plain = 128 if self.weight.bits == 8 else 0
+        if self.weight.zero is None:
+            zero = plain if self.weight.bits == 8 else NIBBLE_ZERO
+            return repr(float((1 << 23) + zero * factor))
+        return f"({float((1 << 23) + plain * factor)!r} + zero * {float(factor)!r}){turn}"
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """Which half of a word, and which place of it, a number has."""
+        return divmod(number, self.numbers // 2)
+
+    def _decoded(self, number: int, offset: str, magic: str = str(MAGIC)) -> str:
+        """The text of a number of every word, times the power of two of its place."""
+        half, place = self._place(number)
+        bits = ((1 << self.weight.bits) - 1) << self.weight.bits * place
+        return f"(((words{' >> 16' if half else ''}) & {bits}) | {magic}).to(tl.float32, bitcast=True) - {offset}"
+
+    def _factor(self, number: int) -> float:
+        """The inverse of the power of two of a number's place."""
+        return 1 / (1 << self.weight.bits * self._place(number)[1])
+
+    def _small(self, number: int) -> tuple[str, int]:
+        """The text of a number of every word times 2^-149 and a power of two; which power."""
+        at, bits = self.weight.bits * number, (1 << self.weight.bits) - 1
+        if at + self.weight.bits <= SMALL_BITS:
+            return f"(words & {bits << at}).to(tl.float32, bitcast=True)", at
+        cut = f"(words >> {at})" if at + self.weight.bits == WORD_BITS else f"((words >> {at}) & {bits})"
+        return f"{cut}.to(tl.float32, bitcast=True)", 0
+
+    # Streams.
+
+    def _packed_stream(self) -> Emitted:
+        """Neighbouring lanes have neighbouring words, each beside as many as one load brings (`deep`).
+
+        What a thread needs of the left operand are then whole lines, which lie in its registers as the words do.
+        """
+        assert isinstance(self.rows, int) and isinstance(self.summed, int) and isinstance(self.columns, int)
+        code, early, weight = self.code, self.early, self.weight
+        stream = self.schedule if isinstance(self.schedule, Stream) else self._choose_packed_stream()
+        deep = self._deep()
+        lines = -(-self.summed // (LANES * deep * self.numbers))
+        together = min(max(stream.summed // (LANES * deep * self.numbers), 1), power_of_two(lines))
+        self.cut = _Cut(deep, lines, together, stream.columns)
+        self._ask(
+            weight.w, (self.columns, lines, LANES, deep, 4),
+            (*(size * weight.bits // 8 for size in self.cut.steps(self.numbers)), 1),
+        )  # fmt: skip
+        tiling = Tiling(early, self.dims)
+        renderer = Renderer(self.kernel, self.dims, early)
+        single = lines <= together
+        with tiling.programs(dimension.ceildiv(self.columns, stream.columns)) as program:
+            early.line(f"across = {program}")
+            body, self.code = self.code, early
+            n_dim, n = self._span(renderer, "n", "across", stream.columns, self.column_axes, "[:, None]")
+            self.code = body
+            if single:
+                self._line_of_words(renderer, "0", n_dim.mask)
+            renderer.code = code
+            if single:
+                self._add_line(renderer, "=")
+            else:
+                for m in range(self.rows):
+                    code.line(f"sum{m} = tl.zeros(({stream.columns}, {together}, {LANES}, {deep}), tl.float32)")
+                with code.block(f"for at in range(0, {lines}, {together})"):
+                    self._line_of_words(renderer, "at", n_dim.mask)
+                    self._add_line(renderer, "+=")
+            outer = Scope(renderer, {}, [], "(1, 1)")
+            for m in range(self.rows):
+                code.line(f"row{m} = tl.sum(tl.sum(tl.sum(sum{m}, axis=3), axis=2), axis=1, keep_dims=True)")
+                if self.blocks == 1:
+                    mask = "" if n_dim.mask is None else f", mask={n_dim.mask}, other=0"
+                    code.line(f"row{m} = row{m} * tl.load(p{weight.scale} + n{mask}).to(tl.float32)")
+                one = [n_dim, TileDim(frozenset(), None)]
+                self._store(
+                    renderer, outer, {**n, **self._row_places(m)}, one, f"({stream.columns}, 1)", [f"row{m}"]
+                )  # fmt: skip
+        tiling.code = code
+        return self._finish(tiling, stream.warps, 3, f"stream of {stream}, {weight.bits} bits")
+
+    def _line_of_words(self, renderer: Renderer, first: str, n_mask: str | None) -> None:
+        """Writes `words`, [columns, lines, lanes, deep], of lines from `first` on, and their `scale` and `zero`."""
+        weight, code, cut = self.weight, renderer.code, self.cut
+        deep = cut.deep
+        code.line(f"line = {first} + tl.arange(0, {cut.together})[None, :, None, None]")
+        code.line(f"lane = tl.arange(0, {LANES})[None, None, :, None]")
+        code.line(f"beside = tl.arange(0, {deep})[None, None, None, :]")
+        code.line("column = n[:, :, None, None]")
+        masks = [] if n_mask is None else [f"{n_mask}[:, :, None, None]"]
+        if cut.lines % cut.together:
+            masks.append(f"(line < {cut.lines})")
+        mask = f", mask={' & '.join(masks)}, other=0" if masks else ""
+        of_line = LANES * deep
+        place = renderer.index(f"column * {cut.lines * of_line}")
+        code.line(
+            f"words = tl.load(p{weight.w}.to(tl.pointer_type(tl.uint32)) + {place} + line * {of_line} "
+            f"+ lane * {deep} + beside{mask})"
+        )
+        if weight.bits == 8:
+            code.line("words = words ^ 0x80808080")
+        if self.blocks == 1:
+            self._ask(weight.zero, (self.columns, 1), (1,))  # type: ignore[arg-type]  # an integer
+            only = "" if n_mask is None else f", mask={n_mask}[:, :, None, None], other=0"
+            if weight.zero is not None:
+                code.line(f"zero = tl.load(p{weight.zero} + column{only}).to(tl.float32)")
+            return
+        place = self._place_of_scale()
+        code.line(f"scale = tl.load(p{weight.scale} + {place}{mask}).to(tl.float32)")
+        if weight.zero is not None:
+            code.line(f"zero = tl.load(p{weight.zero} + {place}{mask}).to(tl.float32)")
+
+    def _place_of_scale(self) -> str:
+        """Asks for scales and zero points as they are read; where that of a word lies."""
+        weight, cut = self.weight, self.cut
+        assert isinstance(self.columns, int)
+        words = weight.block // self.numbers  # that share a scale
+        if words > LANES or LANES % words:
+            for number in (weight.scale, weight.zero):
+                self._ask(number, (self.columns, self.blocks), (1,))
+            first = f"(line * {LANES * cut.deep} + beside * {LANES} + lane) * {self.numbers}"
+            return f"column * {self.blocks} + tl.minimum({first} // {weight.block}, {self.blocks - 1})"
+        shared = LANES // words
+        shape, rows = (self.columns, cut.lines, shared, cut.deep), (shared * cut.deep, 1, shared)
+        for number in (weight.scale, weight.zero):
+            self._ask(number, shape, rows)
+        of_line = shared * cut.deep
+        return f"column * {cut.lines * of_line} + line * {of_line} + lane // {words} * {cut.deep} + beside"
+
+    def _add_line(self, renderer: Renderer, sign: str) -> None:
+        """Adds the products of `words` to the sums of every row, number by number of the words."""
+        root, code, cut, numbers = self.root, renderer.code, self.cut, self.numbers
+        assert isinstance(self.rows, int) and isinstance(self.summed, int)
+        of_line, _, beside = cut.steps(numbers)
+        # The same places as those of words, with what is in a thread's registers outermost and innermost.
+        code.line(
+            f"k = tl.arange(0, {cut.deep})[:, None, None, None] * {beside} + tl.trans(line, 3, 1, 2, 0) * {of_line} "
+            f"+ tl.trans(lane, 3, 1, 2, 0) * {numbers} + tl.arange(0, {numbers})[None, None, None, :]"
+        )
+        mask = None
+        if self.summed % (cut.together * of_line):
+            mask = "k_inside"
+            code.line(f"k_inside = k < {self.summed}")
+        inside = TileDim(frozenset({root.k}), mask)
+        shape = f"({cut.deep}, {cut.together}, {LANES}, {numbers})"
+        for m in range(self.rows):
+            scope = Scope(renderer, {root.k: "k", **self._row_places(m)}, [inside], shape)
+            a = scope.define(f"tl.broadcast_to({scope.value(cast(root.a, F32))}, {shape})")
+            if mask is not None and root.a.op != "load":
+                a = scope.define(f"tl.where({mask}, {a}, 0.0)")
+            self._split_line(m, a)
+        if self._multiplied() == F16:
+            self._add_small(sign)
+            return
+        code.line(f"magic = tl.program_id(1) + {MAGIC}")  # a register, which one instruction takes beside a constant
+        for place in range(numbers // 2):
+            code.line(f"offset{place} = {self._offset(place)}")
+        for number in range(numbers):
+            _, place = self._place(number)
+            code.line(f"number = {self._decoded(number, f'offset{place}', 'magic')}")
+            for m in range(self.rows):
+                factor = f"x{m}{number} * {self._factor(number)!r}"
+                code.line(f"total{m} {'=' if number == 0 else '+='} number * ({factor})")
+        scale = " * scale" if self.blocks > 1 else ""
+        for m in range(self.rows):
+            code.line(f"sum{m} {sign} total{m}{scale}")
+
+    def _split_line(self, m: int, a: str) -> None:
+        """Writes what a row's values are multiplied by each number of a word: x, row, number."""
+        code, cut, halves = self.code, self.cut, self.numbers.bit_length() - 1
+        code.line(f"x{m} = tl.reshape({a}, ({cut.deep}, {cut.together}, {LANES}, {'2, ' * halves}))")
+        names = [f"x{m}"]
+        for _ in range(halves):
+            for name in names:
+                code.line(f"{name}_0, {name}_1 = tl.split({name})")
+            names = [f"{name}_{bit}" for bit in range(2) for name in names]
+        for number, name in enumerate(names):
+            code.line(f"x{m}{number} = tl.expand_dims(tl.permute({name}, (1, 2, 0)), 0)")
+
+    def _add_small(self, sign: str) -> None:
+        """As `_add_line`, for factors in f16."""
+        assert isinstance(self.rows, int)
+        code, zero = self.code, "zero"
+        if self.weight.bits == 8:
+            zero = "128.0" if self.weight.zero is None else "(zero + 128.0)"
+        elif self.weight.zero is None:
+            zero = repr(float(NIBBLE_ZERO))
+        for m in range(self.rows):
+            code.line(f"away{m} = {zero} * ({' + '.join(f'x{m}{number}' for number in range(self.numbers))})")
+        for number in range(self.numbers):
+            text, power = self._small(number)
+            code.line(f"number = {text}")
+            for m in range(self.rows):
+                factor = f"x{m}{number} * {2.0 ** (SHIFT - power)!r}"
+                code.line(f"total{m} {'=' if number == 0 else '+='} number * ({factor})")
+        scale = " * scale" if self.blocks > 1 else ""
+        for m in range(self.rows):
+            code.line(f"sum{m} {sign} (total{m} * {2.0 ** (149 - SHIFT)!r} - away{m}){scale}")
+
+    def _deep(self) -> int:
+        """Words that a lane loads at once: as many as leave no part of a line empty."""
+        assert isinstance(self.summed, int)
+        return next(deep for deep in (4, 2, 1) if deep == 1 or self.summed % (LANES * deep * self.numbers) == 0)
+
+    def _choose_packed_stream(self) -> Stream:
+        """Columns whole, if they are not too long, a line of words for each warp; programs enough for the device."""
+        assert isinstance(self.rows, int) and isinstance(self.summed, int)
+        of_line = LANES * self._deep() * self.numbers
+        lines = min(power_of_two(-(-self.summed // of_line)), MOST_LINES)
+        warps = min(lines, MOST_WARPS)
+        width = max(THREAD_WORDS * warps // (lines * self._deep()) // power_of_two(self.rows), 1)
+        processors = int(self.target.numbers["multiprocessors"])
+        while width > 1 and typical(self.columns) / width < processors:
+            width //= 2
+        return Stream(min(width, power_of_two(max(typical(self.columns), 1))), lines * of_line, warps)
+
+    # Tiles.
 
     def _words(self, renderer: Renderer, runs: int, first: str, n: str, n_mask: str | None) -> None:
-        """Writes `words`, [columns, runs, words of a run], and `scale` and `offset`, [columns, runs, 1].
+        """Writes `words`, [columns, runs, words of a run], and `scale` and `zero`, [columns, runs].
 
         `first`: the number of the first run; `n`: the columns' name, of shape [columns, 1].
         """
@@ -105,9 +348,7 @@ class _Packed(_Contract):
         total = self.summed // self.run
         code.line(f"run = {first} + tl.arange(0, {runs})[None, :]")
         masks = [] if n_mask is None else [n_mask]
-        self.run_mask = None
         if total % runs:
-            self.run_mask = "run_inside"
             code.line(f"run_inside = run < {total}")
             masks.append("run_inside")
         inside = " & ".join(masks)
@@ -129,111 +370,6 @@ class _Packed(_Contract):
         if weight.zero is not None:
             code.line(f"zero = tl.load(p{weight.zero} + {place}{mask}).to(tl.float32)")
 
-    def _offset(self, place: int) -> str:
-        """What is taken away from the f32 that the bits at a place of a half word make."""
-        factor = 1 << self.weight.bits * place
-        plain = 128 if self.weight.bits == 8 else 0
-        if self.weight.zero is None:
-            zero = plain if self.weight.bits == 8 else NIBBLE_ZERO
-            return repr(float((1 << 23) + zero * factor))
-        return f"({float((1 << 23) + plain * factor)!r} + zero * {float(factor)!r})[:, :, None]"
-
-    def _place(self, number: int) -> tuple[int, int]:
-        """Which half of a word, and which place of it, a number has."""
-        return divmod(number, self.numbers // 2)
-
-    def _decoded(self, number: int, offset: str) -> str:
-        """The text of a number of every word, times the power of two of its place."""
-        half, place = self._place(number)
-        bits = ((1 << self.weight.bits) - 1) << self.weight.bits * place
-        return f"(((words{' >> 16' if half else ''}) & {bits}) | {MAGIC}).to(tl.float32, bitcast=True) - {offset}"
-
-    def _factor(self, number: int) -> float:
-        """The inverse of the power of two of a number's place."""
-        return 1 / (1 << self.weight.bits * self._place(number)[1])
-
-    # Streams.
-
-    def _packed_stream(self) -> Emitted:
-        assert isinstance(self.rows, int) and isinstance(self.summed, int)
-        root, code, early = self.root, self.code, self.early
-        stream = self.schedule if isinstance(self.schedule, Stream) else self._choose_packed_stream()
-        width, runs = stream.columns, max(stream.summed // self.run, 1)
-        of_run = self.run // self.numbers
-        total = self.summed // self.run
-        single = total <= runs
-        tiling = Tiling(early, self.dims)
-        renderer = Renderer(self.kernel, self.dims, early)
-        across = dimension.ceildiv(self.columns, width)
-        rows = range(self.rows)
-        shape = f"({width}, {runs}, {of_run})"
-        with tiling.programs(across) as program:
-            early.line(f"across = {program}")
-            body, self.code = self.code, early
-            n_dim, n = self._span(renderer, "n", "across", width, self.column_axes, "[:, None]")
-            self.code = body
-            if single:
-                self._words(renderer, runs, "0", "n", n_dim.mask)
-            renderer.code = code
-            for m in rows:
-                code.line(f"sum{m} = tl.zeros(({width}, {runs}), tl.float32)")
-            if single:
-                self._add_runs(renderer, shape)
-            else:
-                with code.block(f"for at in range(0, {total}, {runs})"):
-                    self._words(renderer, runs, "at", "n", n_dim.mask)
-                    self._add_runs(renderer, shape)
-            outer = Scope(renderer, {}, [], "(1, 1)")
-            for m in rows:
-                code.line(f"row{m} = tl.sum(sum{m}, axis=1, keep_dims=True)")
-                if self.blocks == 1:
-                    mask = "" if n_dim.mask is None else f", mask={n_dim.mask}, other=0"
-                    code.line(f"row{m} = row{m} * tl.load(p{self.weight.scale} + n{mask}).to(tl.float32)")
-                one = [n_dim, TileDim(frozenset(), None)]
-                self._store(renderer, outer, {**n, **self._row_places(m)}, one, f"({width}, 1)", [f"row{m}"])
-        tiling.code = code
-        return self._finish(tiling, stream.warps, 3, f"stream of {stream}, {self.weight.bits} bits")
-
-    def _add_runs(self, renderer: Renderer, shape: str) -> None:
-        """Adds the products of `words` to the sums of every row, number by number of the words."""
-        root, code = self.root, renderer.code
-        of_run = self.run // self.numbers
-        assert isinstance(self.rows, int)
-        code.line(f"start = (run * {self.run})[:, :, None] + tl.arange(0, {of_run})[None, None, :] * {self.numbers}")
-        mask = None if self.run_mask is None else f"{self.run_mask}[:, :, None]"
-        inside = TileDim(frozenset({root.k}), mask)
-        for place in range(self.numbers // 2):
-            code.line(f"offset{place} = {self._offset(place)}")
-        for number in range(self.numbers):
-            _, place = self._place(number)
-            code.line(f"number = {self._decoded(number, f'offset{place}')}")
-            code.line(f"k = start + {number}")
-            for m in range(self.rows):
-                scope = Scope(renderer, {root.k: "k", **self._row_places(m)}, [inside], shape)
-                a = scope.value(cast(root.a, F32))
-                if mask is not None and root.a.op != "load":
-                    a = scope.define(f"tl.where({mask}, {a}, 0.0)")
-                factor = self._factor(number)
-                scaled = a if factor == 1 else f"({a} * {factor!r})"
-                code.line(f"total{m} {'=' if number == 0 else '+='} number * {scaled}")
-        scale = " * scale" if self.blocks > 1 else ""
-        for m in range(self.rows):
-            code.line(f"sum{m} += tl.sum(total{m}, axis=2){scale}")
-
-    def _choose_packed_stream(self) -> Stream:
-        """Columns whole, if they are not too long; enough programs for every multiprocessor."""
-        assert isinstance(self.rows, int) and isinstance(self.summed, int)
-        piece = min(power_of_two(self.summed), MOST_PIECE)
-        column_bytes = piece * self.weight.bits // 8
-        width = max(PROGRAM_BYTES // column_bytes // power_of_two(max(self.rows // 2, 1)), 1)
-        processors = int(self.target.numbers["multiprocessors"])
-        while width > 1 and typical(self.columns) / width < 0.9 * processors:
-            width //= 2
-        width = min(width, power_of_two(max(typical(self.columns), 1)))
-        return Stream(width, piece, max(min(width * column_bytes // 4096, MOST_WARPS), 4))
-
-    # Tiles.
-
     def _packed_tiles(self) -> Emitted:
         root, code = self.root, self.code
         operand = self._multiplied()
@@ -241,6 +377,10 @@ class _Packed(_Contract):
         tile = replace(tile, summed=max(tile.summed, self.run), sums=1)
         assert isinstance(self.summed, int)
         runs = tile.summed // self.run
+        assert isinstance(self.columns, int)
+        self._ask(self.weight.w, (self.columns, self.summed * self.weight.bits // 8), (1,))
+        for number in (self.weight.scale, self.weight.zero):
+            self._ask(number, (self.columns, self.blocks), (1,))
         tiling = Tiling(code, self.dims)
         renderer = Renderer(self.kernel, self.dims, code)
         down, across = dimension.ceildiv(self.rows, tile.rows), dimension.ceildiv(self.columns, tile.columns)
@@ -288,7 +428,7 @@ class _Packed(_Contract):
         code = self.code
         kind = {F16: "tl.float16", BF16: "tl.bfloat16"}.get(operand, "tl.float32")
         for place in range(self.numbers // 2):
-            code.line(f"offset{place} = {self._offset(place)}")
+            code.line(f"offset{place} = {self._offset(place, '[:, :, None]')}")
             factor = self._factor(place)
             if self.blocks > 1:
                 code.line(f"scale{place} = (scale * {factor!r})[:, :, None]")

@@ -1,8 +1,8 @@
 """WINDOW kernels: a convolution is a matrix product whose left operand is read through its window.
 
 Taps and channels are summed, channels innermost, as channels-last memory has them; places outside of the input read
-as the window's fill. With groups each output sums few elements, and a few outputs leave a tile empty: these are summed without tensor
-cores (direct.py).
+as the window's fill. With groups each output sums few elements, and a few outputs leave a tile empty: these are summed
+without tensor cores (direct.py).
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def test_run_random(artifact: Path, runtime: SimpleNamespace) -> None:
     assert result.exit_code == 0, result.output
     assert "[5, 3]" in result.stdout and "float32" in result.stdout
     assert "random inputs, seed 7, N=5" in result.stderr
-    assert runtime.options == {"threads": 2, "target": None, "weights": None}
+    assert runtime.options == {"threads": 2, "target": None, "weights": None, "device": 0}
 
 
 def test_run_files(artifact: Path, runtime: SimpleNamespace, tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def _convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
 
 
 def _np(dtype: Any) -> np.dtype[Any]:
-    return np.dtype(interpreter._get_np_dtype(dtype))
+    found: np.dtype[Any] = np.dtype(interpreter._get_np_dtype(dtype))
+    return found
 
 
 interpreter._convert_float = _convert
@@ -152,5 +153,6 @@ def run(
 
 _TORCH = {
     "bool": "uint8", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16",
-    "u32": "uint32", "u64": "uint64", "f8e4m3": "uint8", "f8e5m2": "uint8", "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
+    "u32": "uint32", "u64": "uint64", "f8e4m3": "uint8", "f8e5m2": "uint8", "f16": "float16", "bf16": "bfloat16",
+    "f32": "float32", "f64": "float64",
 }  # fmt: skip

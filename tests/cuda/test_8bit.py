@@ -224,16 +224,13 @@ def test_quantize(to: DType) -> None:
 # Windows.
 
 
-def conv(
-    x: tuple[int, ...], w: tuple[int, ...], attrs: dict[str, Any], types: tuple[DType, DType] = (I8, I8),
-    weight: bool = True,
-) -> Graph:  # fmt: skip
-    b = Builder()
+def conv(case: Any, types: tuple[DType, DType] = (I8, I8), weight: bool = True) -> Graph:
+    b, (x, w, attrs) = Builder(), case
     result = b.conv_8bit(b.input("x", types[0], x), b.input("w" if weight else "v", types[1], w), **attrs)
     return b.finish((result,))
 
 
-CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+CONVS: list[Any] = [  # x, w, attributes
     ((2, 3, 7, 9), (4, 3, 3, 3), window_attrs((1, 1), (1, 1, 1, 1), (1, 1), fill=93)),
     ((1, 5, 11, 8), (7, 5, 3, 2), window_attrs((2, 1), (0, 1, 2, 0), (1, 2), fill=3)),
     ((2, 16, 6, 6), (33, 16, 1, 1), window_attrs((1, 1), (0, 0, 0, 0), (1, 1))),
@@ -250,8 +247,8 @@ CONVS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
 @pytest.mark.parametrize("case", CONVS)
 @pytest.mark.parametrize("types", [(I8, I8), (U8, I8), (U8, U8), (I8, U8)], ids=str)
 def test_windows(case: Any, types: tuple[DType, DType]) -> None:
-    check(conv(*case, types), last=True)
-    check(conv(*case, types, weight=False), extreme=True)
+    check(conv(case, types), last=True)
+    check(conv(case, types, weight=False), extreme=True)
 
 
 @pytest.mark.parametrize("case", CONVS[:8])
@@ -260,14 +257,14 @@ def test_windows_of_floats(case: Any) -> None:
     plain = {**attrs, "fill": 0}
     for types in ((F8E4M3, F8E4M3), (F8E5M2, F8E4M3)):
         for target in (TARGET, OLDER):
-            check(conv(x, w, plain, types), last=True, most=2e-6, target=target)
+            check(conv((x, w, plain), types), last=True, most=2e-6, target=target)
 
 
 def test_windows_cut_otherwise() -> None:
     case = CONVS[3]
     for tile in (Tile(16, 16, 64, 4, 3), Tile(32, 16, 128, 4, 3, sums=2)):
-        check(conv(*case, (U8, I8)), last=True, schedule=tile)
-    check(conv(*CONVS[5], (U8, I8)), last=True, schedule=Direct(8, 8, 2, 4, True))
+        check(conv(case, (U8, I8)), last=True, schedule=tile)
+    check(conv(CONVS[5], (U8, I8)), last=True, schedule=Direct(8, 8, 2, 4, True))
 
 
 # Machine code.
@@ -275,16 +272,14 @@ def test_windows_cut_otherwise() -> None:
 
 def test_cubins() -> None:
     """Tensor cores of Hopper for both kinds, without a register spilled."""
-    graphs = [
-        product(I8, I8, 4096, 768, 3072), product(I8, I8, 4096, 768, 768), product(F8E4M3, F8E4M3, 4096, 768, 3072),
-        product(F8E4M3, F8E5M2, 4096, 768, 768), layer(4096, 768, 768, I8), layer(4096, 768, 3072, F8E4M3, "gelu"),
-        product(U8, I8, 512, 768, 768), product(I8, I8, 16, 2048, 2048), product(F8E4M3, F8E4M3, 2, 2048, 2048),
-    ]  # fmt: skip
-    for name, wanted in (("sm_90a", 0), ("sm_86", 0)):
+    wide = [product(I8, I8, 4096, 768, 3072), layer(4096, 768, 3072, F8E4M3, "gelu")]
+    few = [product(U8, I8, 512, 768, 768), layer(64, 256, 256, I8), product(F8E4M3, F8E5M2, 2, 512, 512)]
+    for name, graphs in (("sm_90a", [*wide, *few]), ("sm_86", [wide[0], few[0]])):
         target = BACKEND.target(name)
         sources = [(f"k{n}", BACKEND.emit(kernel_of(graph), target).source) for n, graph in enumerate(graphs)]
-        for symbol, image in BACKEND.build(sources, target, None, jobs=2).images.items():
-            assert image.spilled_bytes == wanted, (name, symbol, image)
+        built = BACKEND.build(sources, target, None, jobs=1)
+        for symbol, image in built.images.items():
+            assert image.spilled_bytes == 0, (name, symbol, image)
 
 
 def test_texts_for_newer_devices() -> None:

@@ -26,8 +26,8 @@ ROUNDING = {F16: 2.0**-10, BF16: 2.0**-7, F32: 2.0**-21}
 
 
 def graph_of(
-    rows: tuple[Dim, ...], summed: int, columns: int, bits: int, block: int, zero: bool = False, dtype: DType = F16,
-    *, scale: DType = F32, weight: bool = True, epilogue: bool = False, prologue: bool = False,
+    rows: tuple[Dim, ...], summed: int, columns: int, bits: int, block: int, zero: bool = False, *,
+    dtype: DType = F16, scale: DType = F32, weight: bool = True, epilogue: bool = False, prologue: bool = False,
 ) -> Graph:  # fmt: skip
     b = Builder()
     stored, held = (-(-summed // 2), U8) if bits == 4 else (summed, I8)
@@ -50,10 +50,10 @@ def arrays_of(graph: Graph, bits: int, symbols: dict[str, int]) -> list[Array]:
         dtype = value.type.dtype
         if dtype.is_integer:
             low, high = (0, 16) if bits == 4 and value.name == "w_zero" else (np.iinfo(dtype.numpy).min, 256)
-            made = random.integers(low, min(high, int(np.iinfo(dtype.numpy).max) + 1), shape)
+            made: Array = random.integers(low, min(high, int(np.iinfo(dtype.numpy).max) + 1), shape)
         else:
             made = random.standard_normal(shape)
-            made = np.abs(made) * 0.1 if "scale" in value.name else made
+            made = np.asarray(np.abs(made) * 0.1) if "scale" in value.name else made
         found.append(made.astype(dtype.numpy))
     return found
 
@@ -73,16 +73,17 @@ def check(graph: Graph, schedule: Any = None, symbols: dict[str, int] | None = N
     return emitted.schedule
 
 
-CASES = [  # summed, columns, bits, block, zero
-    (64, 33, 4, 32, False), (128, 16, 4, 32, True), (96, 20, 4, 16, True), (256, 9, 4, 128, False), (72, 40, 4, 72, True),
-    (64, 24, 4, 64, False), (64, 33, 8, 64, False), (100, 20, 8, 100, True), (96, 17, 8, 16, True), (160, 8, 8, 32, False),
+CASES: list[Any] = [  # summed, columns, bits, block, zero
+    (64, 33, 4, 32, False), (128, 16, 4, 32, True), (96, 20, 4, 16, True), (256, 9, 4, 128, False),
+    (72, 40, 4, 72, True), (64, 24, 4, 64, False), (64, 33, 8, 64, False), (100, 20, 8, 100, True),
+    (96, 17, 8, 16, True), (160, 8, 8, 32, False),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 def test_streams(case: Any, dtype: DType) -> None:
-    for rows in (1, 3):
+    for rows in (1, 2):
         assert "stream" in check(graph_of((rows,), *case, dtype=dtype))
     assert "stream" in check(graph_of((1,), *case, dtype=dtype, epilogue=True, scale=F16))
 
@@ -128,15 +129,16 @@ def test_weights_that_fill_no_words(rows: int) -> None:
 
 
 LLAMA = ((2048, 2048), (2048, 8192), (8192, 2048), (2048, 16384))
+"""Summed and columns of a layer's products: attention's last, half of the gate's, the last, the gate's."""
 
 
 @pytest.mark.parametrize("name", ["sm_90a", "sm_86", "compute_80"])
 def test_machine_code(name: str) -> None:
     """No register is spilled."""
     target = BACKEND.target(name)
-    graphs = [graph_of((rows,), *shape, 4, 32, rows == 16) for shape in LLAMA for rows in (1, 16)]
-    graphs += [graph_of((rows,), 2048, 2048, 8, 2048) for rows in (1, 4, 16, 256)]
-    graphs += [graph_of((256,), 2048, 2048, 4, 128, dtype=dtype) for dtype in (F16, BF16)]
+    graphs = [graph_of((1,), *shape, 4, 32) for shape in LLAMA[1:3]]
+    graphs += [graph_of((2,), 2048, 2048, 4, 32, True, dtype=BF16), graph_of((1,), 2048, 2048, 8, 2048)]
+    graphs += [graph_of((16,), 2048, 2048, 4, 32, True), graph_of((256,), 2048, 2048, 8, 128, dtype=BF16)]
     sources = [(f"k{n}", BACKEND.emit(kernel_of(graph), target).source) for n, graph in enumerate(graphs)]
-    for symbol, image in BACKEND.build(sources, target, None, jobs=2).images.items():
+    for symbol, image in BACKEND.build(sources, target, None, jobs=1).images.items():
         assert image.spilled_bytes == 0, (symbol, image)

@@ -14,7 +14,7 @@ from aot.assemble import assemble
 from aot.backend.cuda import CudaBackend
 from aot.builder import Builder
 from aot.driver import resolve_targets
-from aot.dtypes import BF16, F16, F32, I64
+from aot.dtypes import BF16, F16, F32, I8, I64, U8
 from aot.evaluate import evaluate, evaluate_node
 from aot.ir import Array, Graph, Value
 from aot.lower import lower
@@ -280,3 +280,25 @@ def test_two_targets_in_one_artifact() -> None:
     assert {constant.dtype for constant in halved.constants} == {F16.number}
     assert all(RecipeOp.CAST in [step.op for step in constant.recipe] for constant in halved.constants)
     assert [port.type.dtype for port in (*halved.inputs, *halved.outputs)] == [F32, F32]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("precision", HALVES)
+def test_packed_weights_stay_as_they_are(precision: str, bits: int) -> None:
+    """Their left operand and their scales have 16 bits, and so has what they make."""
+    random, b = np.random.default_rng(bits), Builder("packed")
+    x = b.input("x", F32, (9, 64))
+    h = b.matmul(x, weight(b, "first", 64, 128))
+    stored = random.integers(0, 256, (128 * bits // 8, 48)).astype(np.uint8 if bits == 4 else np.int8)
+    block = 32 if bits == 4 else 128
+    scale = b.const((random.uniform(0.5, 1.5, (128 // block, 48)) / (8 if bits == 4 else 128)).astype(np.float32), "s")
+    h = b.relu(b.matmul_packed(b.relu(h), b.const(stored, "w"), scale, None, bits=bits, block=block))
+    h = b.matmul(h, weight(b, "last", 48, 32))
+    graph = b.finish((h,))
+    narrowed, _ = ordered(graph, precision)
+    half = F16 if precision == "fp16" else BF16
+    types = {value.name: value.type.dtype for value in narrowed.consts}
+    assert types["w"] == (U8 if bits == 4 else I8) and types["s"] == half
+    made = [value.type.dtype for node in narrowed.nodes if node.op == "kernel" for value in node.outputs]
+    assert made == [half, half, F32]
+    check(graph, [normal(9, 64)], precision)

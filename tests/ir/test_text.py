@@ -199,7 +199,8 @@ def types(draw: st.DrawFn, dims: st.SearchStrategy[Dim]) -> TensorType:
     pad = st.tuples(st.integers(0, 3), st.integers(0, 3))
     halo = draw(st.one_of(st.just(()), st.tuples(*[pad] * len(shape))))
     strides = draw(st.one_of(st.just(()), st.tuples(*[dims] * len(shape))))
-    return TensorType(draw(st.sampled_from(dtypes.ALL)), shape, Layout(order, halo, strides))
+    fill = draw(st.integers(-128, 255)) if any(map(any, halo)) else 0
+    return TensorType(draw(st.sampled_from(dtypes.ALL)), shape, Layout(order, halo, strides, fill))
 
 
 def attr_strategy(dims: st.SearchStrategy[Dim]) -> st.SearchStrategy[Attr]:

@@ -47,10 +47,12 @@ def fused(level: Level = Level.FUSED) -> Graph:
     return Graph("model", (x,), {}, (kernel, view), (flat,), level=level)
 
 
-def conv_kernel(halo: tuple[tuple[int, int], ...], body_halo: tuple[tuple[int, int], ...] | None = None) -> Graph:
+def conv_kernel(
+    halo: tuple[tuple[int, int], ...], body_halo: tuple[tuple[int, int], ...] | None = None, fill: int = 0
+) -> Graph:
     """A 3x3 convolution with padding 1 as a kernel that reads a value with the given halo."""
     outer = Value(TensorType(F32, (1, 8, 6, 6)), "x")
-    padded_type = TensorType(F32, (1, 8, 6, 6), Layout(NHWC, halo))
+    padded_type = TensorType(F32, (1, 8, 6, 6), Layout(NHWC, halo, fill=fill))
     copy_in, copy_out = Value(outer.type), Value(padded_type)
     copy_body = Graph("copy", (copy_in,), {}, (Node("copy", (copy_in,), (copy_out,)),), (copy_out,))
     padded = Value(padded_type)
@@ -248,6 +250,8 @@ CASES: dict[str, tuple[Callable[[], Graph], str, str]] = {
     "order is no permutation": (lambda: layout_of_result(Layout((0, 0))), "fc", "no permutation"),
     "order of another rank": (lambda: layout_of_result(Layout((0, 1, 2))), "fc", "no permutation of 2 axes"),
     "halo count": (lambda: layout_of_result(Layout(halo=((0, 0),))), "fc", "a halo for 1 of 2 axes"),
+    "fill without a halo": (lambda: layout_of_result(Layout(fill=3)), "fc", "what a halo holds, 3, and no halo"),
+    "fill of no halo": (lambda: layout_of_result(Layout(halo=((0, 0),) * 2, fill=3)), "fc", "and no halo"),
     "negative halo": (lambda: layout_of_result(Layout(halo=((0, 0), (-1, 0)))), "fc", "negative"),
     "stride count": (lambda: layout_of_result(Layout(strides=(1,))), "fc", "1 strides for 2 axes"),
     "negative extent": (lambda: input_type(shape=(2, -3)), "graph model", "extent -3 is negative"),
@@ -286,6 +290,11 @@ CASES: dict[str, tuple[Callable[[], Graph], str, str]] = {
         "is f32[N,4] outside and f32[N,5] in the body",
     ),
     "body is verified": (lambda: with_body(fused(), nodes=()), "act", "is not defined"),
+    "convolution halo of other numbers": (
+        lambda: conv_kernel(((0, 0), (0, 0), (1, 1), (1, 1)), fill=5),
+        "conv1",
+        "reads 0 outside of its input, whose halo holds 5",
+    ),
     "convolution halo": (
         lambda: conv_kernel(((0, 0), (0, 0), (1, 1), (1, 0))),
         "conv1",
