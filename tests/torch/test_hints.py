@@ -143,7 +143,6 @@ def test_an_aten_operator() -> None:
     "function",
     [
         lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(),
-        lambda x: torch.quantize_per_channel(x, torch.ones(3), torch.zeros(3), 0, torch.qint8).dequantize(),
     ],
 )
 def test_quantized_tensors(function: Any) -> None:
