@@ -52,10 +52,13 @@ def records(
         for name, group in taps(products).items():
             observation = calibration.taps[name]
             found = _range(observation, group, method) if method.form in STATIC else Range(0.0, 0.0, _NONE)
-            _warn(name, observation, notes)
+            if method.form in STATIC:
+                _warn(name, observation, notes)
             ranges |= dict.fromkeys((product.name for product in group), found)
             seen |= dict.fromkeys((product.name for product in group), observation)
-    return tuple(_record(product, method, ranges.get(product.name), seen.get(product.name)) for product in products)
+    made = tuple(_record(product, method, ranges.get(product.name), seen.get(product.name)) for product in products)
+    notes += [f"{product.name}: {_BROKEN}: it stays float" for product in products if not _is_finite(product)]
+    return made
 
 
 _NONE = np.zeros(0, np.float32)
@@ -74,6 +77,13 @@ def _record(product: Product, method: Method, found: Range | None, seen: Observa
     return replace(record, scale=scale, zero_point=zero, balance=found.balance)
 
 
+_BROKEN = "its weight holds NaN or infinity"
+
+
+def _is_finite(product: Product) -> bool:
+    return bool(np.isfinite(weight_array(product)).all())
+
+
 def why_float(product: Product, method: Method, seen: Observation | None) -> str:
     """Why a product keeps its floats whatever is measured, or nothing."""
     asked = next((part for part in method.float_nodes if part in product.name), None)
@@ -81,6 +91,8 @@ def why_float(product: Product, method: Method, seen: Observation | None) -> str
         return f"asked for: {asked}"
     if method.form.endswith("-weights") and product.node.op != "matmul":
         return "only the weights of matrix products are held in few bits"
+    if not _is_finite(product):
+        return _BROKEN
     if method.form in STATIC and seen is not None:
         if not seen.elements:
             return "no data went through it"
@@ -92,7 +104,9 @@ def why_float(product: Product, method: Method, seen: Observation | None) -> str
 
 
 def _warn(name: str, seen: Observation, notes: list[str]) -> None:
-    if seen.not_finite:
+    if not seen.elements:
+        notes.append(f"{name}: no data went through it: it stays float")
+    elif seen.not_finite:
         notes.append(f"{name}: {seen.not_finite} of its inputs were infinite or NaN on the data: it stays float")
     elif seen.elements and seen.is_constant:
         notes.append(f"{name}: its input was {seen.least:g} everywhere on the data: it stays float")
@@ -190,20 +204,29 @@ def rounded_with_data(
     graph: Graph, products: Sequence[Product], record: Quantization, data: Samples,
     options: CompileOptions, tell: Tell,
 ) -> Quantization:  # fmt: skip
-    """The record with weights that were rounded so that the products keep their values on the data."""
+    """The record with weights that were rounded so that the products keep their values on the data.
+
+    Where what a product reads is not finite, or too large to be squared, its weight is rounded to nearest; a note says
+    so.
+    """
     method = record.method
     by_node = record.by_node
     chosen = [product for product in products if by_node[product.name].form != FLOAT]
     bits = 4 if method.form == "int4-weights" else 8
     low, high = (-NIBBLE_ZERO, NIBBLE_ZERO - 1) if bits == 4 else (-127, 127)
     made: dict[str, NodeRecord] = {}
+    notes: list[str] = []
     for product, gram in gram_sums(graph, chosen, data, options, tell):
+        if not np.isfinite(gram).all():
+            notes.append(f"{product.name}: the squares of its inputs are not finite: its weight is rounded to nearest")
+            continue
         weight = weight_array(product)
         _, scale, _, block = packed_weight(weight, by_node[product.name], method.block)
         numbers = rounding.gptq(weight, gram, scale, block, low, high)
         stored = pack_rows(numbers + NIBBLE_ZERO) if bits == 4 else numbers.astype(np.int8)
         made[product.name] = replace(by_node[product.name], weight=stored, weight_scale=scale)
-    return replace(record, nodes=tuple(made.get(node.node, node) for node in record.nodes))
+    nodes = tuple(made.get(node.node, node) for node in record.nodes)
+    return replace(record, nodes=nodes, notes=(*record.notes, *notes))
 
 
 # The ledger's first columns.
@@ -266,13 +289,10 @@ def _db(signal: float, noise: float) -> float | None:
 
 def planned(products: Sequence[Product], method: Method, calibration: Calibration | None) -> Quantization:
     """The record of a method, with nothing measured yet."""
-    digest = products_digest(products)
     if calibration is not None:
-        calibration.check(digest)
+        calibration.check(products)
     notes: list[str] = []
     nodes = records(products, method, calibration, notes)
-    record = Quantization(
-        method, nodes, digest, calibration.data if calibration else "", calibration.samples if calibration else 0,
-        notes=tuple(notes),
-    )  # fmt: skip
+    data, samples = (calibration.data, calibration.samples) if calibration is not None else ("", 0)
+    record = Quantization(method, nodes, products_digest(products), data, samples, notes=tuple(notes))
     return replace(record, ledger=entries(products, record, calibration))

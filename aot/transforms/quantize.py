@@ -112,6 +112,8 @@ class _Quantizer:
                 return None
             if maker.op == "conv" and node.op == "conv":
                 is_new = maker not in self.divided and maker.operands[1] in graph.consts
+                if maker in self.chosen and not self.record.method.per_channel:
+                    return None  # its outputs share a scale: those that are divided by much would lose bits
                 bias = maker.operands[2] if len(maker.operands) > 2 else None
                 return maker if is_new and (bias is None or bias in graph.consts) else None
             if maker.op not in _HOMOGENEOUS:
