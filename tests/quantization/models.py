@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def dense(seed: int = 0, widths: Sequence[int] = (12, 16, 16, 6)) -> onnx.ModelP
     """Layers of a perceptron: dense0, dense1, …"""
     m = Maker(seed)
     x = m.input("x", "N", widths[0])
-    for number, (inner, outer) in enumerate(zip(widths, widths[1:], strict=False)):
+    for number, (inner, outer) in enumerate(pairwise(widths)):
         last = number == len(widths) - 2
         x = m.dense(x, m.array(inner, outer, scale=inner**-0.5), m.array(outer, scale=0.1), f"dense{number}")
         x = x if last else m.op("Relu", x)

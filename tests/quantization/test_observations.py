@@ -131,13 +131,14 @@ def test_rounding_is_off_by_half_a_step(array: Any, symmetric: bool) -> None:
     if symmetric:
         low, high = -max(-low, high), max(-low, high)
     scale, zero = parameters(low, high, Method(symmetric=symmetric))
-    arrays = [np.concatenate([array.reshape(-1), np.zeros(1, np.float32)]), np.float32(scale), np.uint8(zero)]
-    (numbers,) = evaluate_op(OPS["quantize"], {"to": U8}, arrays)
-    (back,) = evaluate_op(OPS["dequantize"], {}, [numbers, *arrays[1:]])
+    given = np.concatenate([array.reshape(-1), np.zeros(1, np.float32)])
+    scales = np.asarray(scale, np.float32), np.asarray(zero, np.uint8)
+    (numbers,) = evaluate_op(OPS["quantize"], {"to": U8}, [given, *scales])
+    (back,) = evaluate_op(OPS["dequantize"], {}, [numbers, *scales])
     # The zero point is rounded, so that one end may lie half a step beyond the last number.
-    assert (np.abs(back - arrays[0]) <= scale * 1.01 + 1e-30).all() and back[-1] == 0
-    inside = (arrays[0] > low + scale) & (arrays[0] < high - scale)
-    assert (np.abs(back - arrays[0])[inside] <= scale * 0.501).all()
+    assert (np.abs(back - given) <= scale * 1.01 + 1e-30).all() and back[-1] == 0
+    inside = (given > low + scale) & (given < high - scale)
+    assert (np.abs(back - given)[inside] <= scale * 0.501).all()
 
 
 def test_saturation_of_what_was_seen() -> None:
