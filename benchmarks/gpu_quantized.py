@@ -110,6 +110,7 @@ def weights_of(chain: Chain) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for number, (summed, columns) in enumerate(chain.layers):
         random = np.random.default_rng([number, summed, columns])
+        gain = 2**0.5 if chain.rows > 16 else 1.0  # what an activation takes away
         if chain.form == "int4":
             found[f"w{number}"] = random.integers(0, 256, (summed // 2, columns), np.uint8)
             scale = random.uniform(0.9, 1.1, (summed // BLOCK, columns)) / (SPREAD[4] * summed**0.5)
@@ -120,7 +121,7 @@ def weights_of(chain: Chain) -> dict[str, Array]:
                 np.float16
             )
         elif chain.form == "f16":
-            found[f"w{number}"] = (random.standard_normal((summed, columns), np.float32) * summed**-0.5).astype(
+            found[f"w{number}"] = (random.standard_normal((summed, columns), np.float32) * gain * summed**-0.5).astype(
                 np.float16
             )
         elif chain.form == "i8":
@@ -130,7 +131,7 @@ def weights_of(chain: Chain) -> dict[str, Array]:
             found[f"w{number}"] = wide.astype(ml_dtypes.float8_e4m3fn)
         if chain.form in ("i8", "f8"):
             spread = SPREAD[8] if chain.form == "i8" else 1.0
-            scale = random.uniform(0.9, 1.1, columns) / (spread * summed**0.5)
+            scale = random.uniform(0.9, 1.1, columns) * gain / (spread * summed**0.5)
             found[f"s{number}"] = scale.astype(np.float32)
         if chain.rows > 16:
             kind = np.float16 if chain.form == "f16" else np.float32
@@ -364,10 +365,11 @@ def quantized_weights(definition: Any, form: str, folder: Path) -> dict[str, Arr
     record = Quantization.open(folder / f"{definition.name}.{form}.record")
     options = CompileOptions(targets=(TARGET,), precision="fp16", weights="none", quantization=record)
     consts = [
-        const
+        source
         for lowered in driver.lower(program_of(definition), options)
         for graph in lowered.ordered
         for const in graph.consts.values()
+        for source in (const.recipe_sources if const.recipe is not None else (const,))
     ]
     return {const.source: const.array() for const in consts if const.source and const.dtype.itemsize_bytes == 1}
 

@@ -17,6 +17,7 @@ from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.panels import MatrixAxis, PackSite, Panels, emit_panels
 from aot.backend.cpu.rows import RowAxis, merge_rows
 from aot.backend.cpu.tile import PANEL, TRANSPOSE
+from aot.backend.cpu.weights import weight_panels
 from aot.backend.cpu.words import ROW_BYTES, WORD, are_words, panel_bytes, words_of
 from aot.dims import Dim
 from aot.dtypes import DType
@@ -102,7 +103,9 @@ def emit_contract(kernel: Kernel, isa: Isa) -> Emitted:
     columns = kernel.axes[root.n].extent
     loops = ((summed, 1 if words or offset is None else offset.coefficients.get(root.k, 0)),)
     dots = not words and prefers_dots(isa, accumulate.itemsize_bytes, columns, loops)
-    packed = _pack(kernel, root, matrices, dots)
+    weight = weight_panels(kernel, root)
+    dots = dots and weight is None
+    packed = None if weight is not None else _pack(kernel, root, matrices, dots)
     dots = dots and packed is not None
     w_stride: Dim = summed * (columns if dots else PANEL * dimension.ceildiv(columns, PANEL))
     if words:
@@ -127,7 +130,8 @@ def emit_contract(kernel: Kernel, isa: Isa) -> Emitted:
             a_origin=offset.constant if offset else 0,
             w=loads[0] if packed is not None else -1,
             packed=packed,
-            fill=None if packed is not None else _fill_words if words else _fill,
+            fill=None if packed is not None else weight.fill if weight else _fill_words if words else _fill,
+            weight=weight,
             a_value=None if offset else a_value,
             k=root.k,
             b=root.b,

@@ -49,6 +49,11 @@ def registers_per_panel(isa: Isa) -> int:
     return PANEL // isa.lanes * (1 if isa.has_vnni else 2)
 
 
+def registers_of_tiles(isa: Isa) -> int:
+    """Registers to reckon with for each row of a panel: of 16, one more, through which products pass."""
+    return registers_per_panel(isa) + (0 if isa.is_wide else 1)
+
+
 @dataclass(frozen=True, slots=True)
 class WordTile:
     """As tile.Tile, for operands `a_dtype` and `w_dtype` of 8 bits; `panel_stride` is in bytes."""
@@ -170,7 +175,10 @@ class WordTile:
             return
         half_bytes = self.isa.vector_bytes // 2
         for i, place in enumerate(places):
-            code.line(f"const word_h x{i} = word_wide_{self.a_dtype.name}({self._word(place, count)});")
+            word, type_ = self._word(place, count), self.a_dtype.name
+            is_whole = word.startswith("word_whole")
+            text = f"word_read_{type_}({place})" if is_whole else f"word_wide_{type_}({word})"
+            code.line(f"const word_h x{i} = {text};")
         for j, base in enumerate(bases):
             for q in range(each):
                 sums = " ".join(f"{row[j * each + q]} += word_pairs(x{i}, b);" for i, row in enumerate(names))
@@ -231,7 +239,11 @@ def word_functions(isa: Isa) -> str:
             f'  __asm__("vpmov{sign}xbw %1, %0" : "={constraint}"(r) : "{constraint}"(v)); return r; }}\n'
             f"static word_h word_wide_{name}(u32 word) {{\n"
             f"  return word_widen_{name}((word_{name})(word - (word_s){{}})); }}\n"
-            f"static word_h word_load_{name}(const u8 *p) {{ return word_widen_{name}(*(const word_m{name} *)p); }}\n"
+            f"static word_h word_read_{name}(const u8 *p) {{ word_s s;\n"
+            f'  __asm__("vpbroadcastd %1, %0" : "={constraint}"(s) : "m"(*(const word_u *)p));\n'
+            f"  return word_widen_{name}((word_{name})s); }}\n"
+            f"static word_h word_load_{name}(const u8 *p) {{ word_h r;\n"
+            f'  __asm__("vpmov{sign}xbw %1, %0" : "={constraint}"(r) : "m"(*(const word_m{name} *)p)); return r; }}\n'
         )
     even, odd = (", ".join(map(str, range(first, 2 * isa.lanes, 2))) for first in (0, 1))
     out.append(
