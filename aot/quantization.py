@@ -259,7 +259,7 @@ class Quantization:
             found = Quantization(Method(**method), nodes, ledger=ledger, points=points, **document)
             _check_fields((found,))
             return found
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, OptionError) as error:
             raise OptionError(f"the record is damaged: {error}", where=where, hint=_AGAIN) from error
 
     def save(self, path: Path) -> None:
