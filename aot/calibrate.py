@@ -52,11 +52,14 @@ class Calibration:
     taps: Mapping[str, Observation]
 
     def __add__(self, other: Calibration) -> Calibration:
-        if self.graph != other.graph:
+        if self.graph != other.graph or self._channels() != other._channels():
             raise OptionError("the calibrations are of different models", hint="Add up shards of one model only.")
         total = (int(self.data, 16) + int(other.data, 16)) % _MODULUS
         both = {name: seen + other.taps[name] for name, seen in self.taps.items()}
         return Calibration(self.graph, f"{total:064x}", self.samples + other.samples, both)
+
+    def _channels(self) -> dict[str, int]:
+        return {name: seen.low.size for name, seen in self.taps.items()}
 
     def to_bytes(self) -> bytes:
         """The file. Equal calibrations give equal bytes."""
@@ -81,9 +84,9 @@ class Calibration:
                 number, _, name = key.partition(".")
                 fields[int(number)][name] = array
             seen = dict(zip(document["taps"], map(Observation.from_arrays, fields), strict=True))
-            int(document["data"], 16)
-            return Calibration(str(document["graph"]), document["data"], int(document["samples"]), seen)
-        except (KeyError, ValueError, IndexError, TypeError) as error:
+            data_digest = f"{int(document['data'], 16) % _MODULUS:064x}"
+            return Calibration(str(document["graph"]), data_digest, int(document["samples"]), seen)
+        except (KeyError, ValueError, IndexError, TypeError, OverflowError) as error:
             raise OptionError(f"the calibration is damaged: {error}", where=where, hint=_AGAIN) from error
 
     def save(self, path: Path) -> None:
@@ -94,12 +97,12 @@ class Calibration:
         """Raises OptionError where there is no calibration."""
         return Calibration.from_bytes(read_file(path, "a calibration", _AGAIN), str(path))
 
-    def check(self, digest: str, where: str = "") -> None:
+    def check(self, found: Sequence[Product]) -> None:
         """Raises OptionError where it is of other products."""
-        if self.graph != digest:
+        channels = {name: group[0].channels for name, group in taps(found).items()}
+        if self.graph != products_digest(found) or self._channels() != channels:
             raise OptionError(
                 "the calibration is of another model: its products with weights differ",
-                where=where,
                 hint="Calibrate this model, with the same --dim, --set and --exact as the build has.",
             )
 
@@ -115,8 +118,13 @@ def calibrate(model: Any, data: Data, options: CompileOptions | None = None, tel
     if len(graphs) > 1:
         raise in_branches(graphs)
     (graph,) = graphs
-    samples = open_samples(data, graph.inputs)
+    samples = open_samples(data, graph.inputs, defaults=first_state(graph))
     return calibrate_graph(graph, products(graph), samples(), options, tell or (lambda stage, detail: None))
+
+
+def no_sample() -> OptionError:
+    """The error for data without a sample."""
+    return OptionError("there is no sample in the data", hint="Give inputs as the model is used with.")
 
 
 def in_branches(graphs: Sequence[Graph]) -> UnsupportedError:
@@ -149,7 +157,7 @@ def calibrate_graph(
             digest = (digest + sample_digest(sample)) % _MODULUS
             count += 1
     if not count:
-        raise OptionError("there is no sample to calibrate with", hint="Give inputs as the model is used with.")
+        raise no_sample()
     return Calibration(products_digest(found), f"{digest:064x}", count, seen)
 
 
@@ -176,14 +184,24 @@ def gram_sums(
                 for name in names:
                     here = np.asarray(results[f"{name} gram"], np.float64)
                     sums[name] = here if name not in sums else sums[name] + here
+        if not sums:
+            raise no_sample()
         for name, group in part:
             for product in group:
                 yield product, sums[name]
 
 
+def first_state(graph: Graph) -> dict[str, Array]:
+    """What the state of the model holds before its first run, where the model says it: samples may leave it out."""
+    return {graph.inputs[number].name: const.array() for number, const in graph.initial}
+
+
 def plain(options: CompileOptions) -> CompileOptions:
     """Options of a build for measurements on this machine: the same model, in f32, with nothing quantized."""
-    return replace(options, targets=("cpu",), precision="fp32", quantization=None, variants=(), weights="embedded")
+    return replace(
+        options, targets=("cpu",), precision="fp32", io_dtype="model", quantization=None, variants=(),
+        weights="embedded", dump_dir=None,
+    )  # fmt: skip
 
 
 def this_cpu(graph: Graph, options: CompileOptions) -> tuple[Backend, Target]:

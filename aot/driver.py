@@ -35,7 +35,7 @@ from aot.target import Target
 from aot.text import print_graph
 from aot.transforms.bind_shapes import bind_shapes
 from aot.transforms.convert_io import convert_io
-from aot.transforms.products import products
+from aot.transforms.products import products, products_digest
 from aot.views import VIEW_OPS
 
 Progress = Callable[[str, str], None]
@@ -242,7 +242,8 @@ def _lowered(
             graph, chart, blocks, context = _blocks(graph, context)
             run = partial(_run, CORE_PASSES, context, "transform", tell)
             cores = [run(block) for block in blocks]
-            _check_record(options.quantization, cores)
+            general = graph is graphs[-1][1] and not variant.dims
+            _check_record(options.quantization, cores, general)
         for backend, hardware in targets:
             placed = place_host_steps(graph, chart, cores, backend, hardware, allowed=options.host_steps)
             with report.stage("fuse and plan"):
@@ -304,18 +305,26 @@ def core_graphs(model: Any, options: CompileOptions) -> tuple[Graph, ...]:
     return tuple(PassManager(CORE_PASSES, context).run(block) for block in blocks)
 
 
-def _check_record(record: Quantization | None, cores: Sequence[Graph]) -> None:
-    """Raises OptionError where a record is of another model: a product that it quantizes is not there."""
+def _check_record(record: Quantization | None, cores: Sequence[Graph], general: bool) -> None:
+    """Raises OptionError where a record is of another model: a product that it quantizes is not there.
+
+    Of the general program, which the record was made of, weights are compared too.
+    """
     if record is None:
         return
-    found = {product.name for graph in cores for product in products(graph)}
+    found = {product.name: product for graph in cores for product in products(graph)}
     missing = [node.node for node in record.nodes if node.node not in found]
     if missing:
         raise OptionError(
             f"the record quantizes {len(missing)} nodes that the model does not have",
             where=missing[0],
-            hint="Make it of this model, with the same --dim, --set and --exact as the build has: aotc quantize.",
+            hint=_OF_THIS_MODEL,
         )
+    if general and record.graph != products_digest([found[node.node] for node in record.nodes]):
+        raise OptionError("the record is of another model: its nodes have other weights", hint=_OF_THIS_MODEL)
+
+
+_OF_THIS_MODEL = "Make it of this model, with the same --dim, --set and --exact as the build has: aotc quantize."
 
 
 def build_graph(graph: Graph, options: CompileOptions, hardware: tuple[Backend, Target]) -> tuple[Artifact, Graph]:

@@ -15,7 +15,7 @@ from aot import rounding
 from aot.builder import Builder
 from aot.dtypes import F8E4M3, I8, U8, DType
 from aot.errors import OptionError
-from aot.ir import Array, Graph, Level, Node, Value, live
+from aot.ir import Array, Graph, Level, Node, TensorType, Value, live
 from aot.ops.quantized import FLOAT8_MOST, NIBBLE_ZERO, pack_rows, unpacked_weight
 from aot.passes import Context, transform
 from aot.quantization import FLOAT, NodeRecord, Quantization
@@ -112,6 +112,8 @@ class _Quantizer:
                 return None
             if maker.op == "conv" and node.op == "conv":
                 is_new = maker not in self.divided and maker.operands[1] in graph.consts
+                if maker in self.chosen and not self.record.method.per_channel:
+                    return None  # its outputs share a scale: those that are divided by much would lose bits
                 bias = maker.operands[2] if len(maker.operands) > 2 else None
                 return maker if is_new and (bias is None or bias in graph.consts) else None
             if maker.op not in _HOMOGENEOUS:
@@ -211,7 +213,10 @@ class _Quantizer:
         if stored is I8:
             stored = U8
             zero = builder.const(np.asarray(record.zero_point, np.uint8))
-        made = self._viewed(builder.quantize(before, scale, zero, to=stored), product, x, before)
+        numbers = Value(TensorType(stored, before.type.shape), f"{product.name} input in 8 bits")
+        operands = (before, scale) if zero is None else (before, scale, zero)
+        builder.nodes.append(Node("quantize", operands, (numbers,), {"to": stored}, builder.locs))
+        made = self._viewed(numbers, product, x, before)
         result: Value = builder.dequantize(made, scale, zero)
         return result
 

@@ -203,6 +203,48 @@ def test_attention_with_a_past() -> None:
     check("QAttention", operands, (0, 8), tolerance=1e-4, results=2, num_heads=heads, unidirectional=1)
 
 
+# LSTM.
+
+
+def lstm(
+    steps: int, batch: int, directions: int, columns: bool, hidden: int = 12, width: int = 7
+) -> list[Array | None]:
+    """The operands of a DynamicQuantizeLSTM, lengths, states and peepholes left out."""
+    shape = (directions, 4 * hidden) if columns else (directions,)
+    w_scale, r_scale = scales(*shape), scales(*shape, seed=4)
+    zero = np.zeros(shape, np.int8)
+    return [
+        floats(steps, batch, width), words(directions, width, 4 * hidden, dtype=np.int8),
+        words(directions, hidden, 4 * hidden, dtype=np.int8, seed=2), floats(directions, 8 * hidden), None, None, None,
+        None, w_scale, zero, r_scale, zero,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_lstm(direction: str, columns: bool, batch: int) -> None:
+    operands = lstm(5, batch, 2 if direction == "bidirectional" else 1, columns)
+    more: dict[str, Any] = {"results": 3, "hidden_size": 12, "direction": direction, "tolerance": 1e-4, "loops": True}
+    check("DynamicQuantizeLSTM", operands, **more)
+    states = [floats(operands[1].shape[0], batch, 12, seed=seed) for seed in (6, 7)]  # type: ignore[union-attr]
+    check("DynamicQuantizeLSTM", [*operands[:5], *states, *operands[7:]], (0, 5, 6), **more)
+
+
+def test_lstm_with_lengths_and_peepholes() -> None:
+    for direction in ("forward", "reverse"):
+        operands = lstm(5, 3, 1, True)
+        operands[4], operands[7] = np.array([5, 2, 4], np.int32), floats(1, 36, seed=8)
+        more: dict[str, Any] = {"results": 3, "hidden_size": 12, "direction": direction, "loops": True}
+        check("DynamicQuantizeLSTM", operands, (0, 4), tolerance=1e-4, clip=0.8, **more)
+        check("DynamicQuantizeLSTM", operands, (0, 4), tolerance=1e-4, input_forget=1, **more)
+
+
+def test_lstm_with_other_activations() -> None:
+    more: dict[str, Any] = {"results": 3, "hidden_size": 12, "loops": True}
+    check("DynamicQuantizeLSTM", lstm(4, 2, 1, False), activations=["HardSigmoid", "Relu", "Softsign"], **more)
+
+
 # Faults.
 
 
