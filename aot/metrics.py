@@ -99,7 +99,8 @@ class Difference:
             if reference.dtype.kind != "f" and reference.dtype.name != "bfloat16":
                 self._add_whole(name, result, reference)
                 continue
-            self._add_float(name, np.asarray(result, np.float64), np.asarray(reference, np.float64))
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._add_float(name, np.asarray(result, np.float64), np.asarray(reference, np.float64))
 
     def _add_whole(self, name: str, found: Array, expected: Array) -> None:
         sums = self.outputs.setdefault(name, _Sums(whole=True))
@@ -125,8 +126,8 @@ class Difference:
         sums.difference += float(np.square(other - plain).sum())
         sums.reference += float(np.square(plain).sum())
         lengths = float(np.linalg.norm(plain) * np.linalg.norm(other))
-        angle = 1 - float(np.vdot(plain, other)) / lengths if lengths > 0 else float(np.any(plain != other))
-        sums.angles += max(angle, 0.0)  # rounding may make it less
+        if not np.array_equal(plain, other):  # of equal ones rounding might make a little more than nothing
+            sums.angles += max(1 - float(np.vdot(plain, other)) / lengths, 0.0) if lengths > 0 else 1.0
         sums.vectors += 1
         if answers:
             other_answers = np.argmax(other, axis=-1) != np.argmax(plain, axis=-1)

@@ -88,6 +88,14 @@ class Method:
         object.__setattr__(self, "float_nodes", tuple(names))
 
     @property
+    def simplest(self) -> Method:
+        """The same form without anything that makes it more accurate."""
+        return replace(
+            self, observer="minmax", per_channel=False, balance=False, equalize=False, bias_correction=False,
+            rounding="nearest",
+        )  # fmt: skip
+
+    @property
     def needs_data(self) -> bool:
         """Whether scales or roundings come from data."""
         return self.form in STATIC or self.rounding == "gptq"
@@ -121,15 +129,18 @@ class Entry:
     """A line of the ledger. Errors are of the model's outputs, on the data measured; times of one run: see
     Quantization.timed.
 
-    alone: the error with this product quantized and nothing else. running: with it and all that stand before it in the
-    order of `alone`, the least first. weight_snr_db, input_snr_db: of the rounding itself. saturated: the share of the
-    activation's numbers beyond the range. float_us, quantized_us: 0 where not measured. reason: why it is float.
+    alone: the error with this product quantized and nothing else. plain: the same in the simplest form: one scale for
+    the whole weight, the whole range of the input, no balance and no correction; it shows which layers are hard.
+    running: with it and all that stand before it in the order of `alone`, the least first. weight_snr_db, input_snr_db:
+    of the rounding itself. saturated: the share of the activation's numbers beyond the range. float_us, quantized_us: 0
+    where not measured. reason: why it is float.
     """
 
     node: str
     op: str
     form: str
     alone: float | None = None
+    plain: float | None = None
     running: float | None = None
     weight_snr_db: float | None = None
     input_snr_db: float | None = None
@@ -172,6 +183,10 @@ class Quantization:
     ledger: tuple[Entry, ...] = ()
     points: tuple[Point, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def with_plain_errors(self, errors: Mapping[str, float]) -> Quantization:
+        """The record whose ledger has the errors of the simplest form, by node."""
+        return replace(self, ledger=tuple(replace(entry, plain=errors.get(entry.node)) for entry in self.ledger))
 
     @property
     def by_node(self) -> Mapping[str, NodeRecord]:
@@ -244,7 +259,7 @@ class Quantization:
             found = Quantization(Method(**method), nodes, ledger=ledger, points=points, **document)
             _check_fields((found,))
             return found
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, OptionError) as error:
             raise OptionError(f"the record is damaged: {error}", where=where, hint=_AGAIN) from error
 
     def save(self, path: Path) -> None:

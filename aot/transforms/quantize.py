@@ -15,7 +15,7 @@ from aot import rounding
 from aot.builder import Builder
 from aot.dtypes import F8E4M3, I8, U8, DType
 from aot.errors import OptionError
-from aot.ir import Array, Graph, Level, Node, Value, live
+from aot.ir import Array, Graph, Level, Node, TensorType, Value, live
 from aot.ops.quantized import FLOAT8_MOST, NIBBLE_ZERO, pack_rows, unpacked_weight
 from aot.passes import Context, transform
 from aot.quantization import FLOAT, NodeRecord, Quantization
@@ -213,7 +213,10 @@ class _Quantizer:
         if stored is I8:
             stored = U8
             zero = builder.const(np.asarray(record.zero_point, np.uint8))
-        made = self._viewed(builder.quantize(before, scale, zero, to=stored), product, x, before)
+        numbers = Value(TensorType(stored, before.type.shape), f"{product.name} input in 8 bits")
+        operands = (before, scale) if zero is None else (before, scale, zero)
+        builder.nodes.append(Node("quantize", operands, (numbers,), {"to": stored}, builder.locs))
+        made = self._viewed(numbers, product, x, before)
         result: Value = builder.dequantize(made, scale, zero)
         return result
 
