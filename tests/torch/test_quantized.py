@@ -133,7 +133,7 @@ def test_fake_quantize(low: int, high: int, zero: int) -> None:
     check(lambda x: torch.fake_quantize_per_channel_affine(x, scales, points, 1, low, high), x, step=step)
 
 
-class Layers(torch.nn.Module):  # type: ignore[misc, name-defined]
+class Layers(torch.nn.Module):  # type: ignore[name-defined]
     """What PT2E makes of a convolution, a pool and a linear layer: its ops around them."""
 
     def __init__(self) -> None:
