@@ -76,7 +76,7 @@ def facts(document: Document, where: str) -> list[tuple[str, str]]:
 def worst_first(document: Document) -> list[Document]:
     """The lines of the ledger, the hardest layer first; those not measured last, in the model's order.
 
-    A layer is as hard as its error alone, or that of its simplest form: what balance or a scale for each output mend is
+    A layer is as hard as its error alone, or that of its simplest form: what balance or a fitted range mend is
     where accuracy would be lost without them.
     """
     return sorted(document["ledger"], key=lambda entry: -max(entry["alone"] or 0.0, entry["plain"] or 0.0))
