@@ -91,8 +91,8 @@ class Method:
     def simplest(self) -> Method:
         """The same form without anything that is fitted to the layer: what shows which layers are hard.
 
-        Scales for each output stay: with one for the whole weight a layer would look hard that makes an outlier channel,
-        and not the one that reads it.
+        Scales for each output stay: with one for the whole weight, a layer would look hard that makes an outlier
+        channel, and not the one that reads it.
         """
         return replace(
             self, observer="minmax", balance=False, equalize=False, bias_correction=False, rounding="nearest"

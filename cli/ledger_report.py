@@ -90,7 +90,8 @@ def cells(entry: Document) -> list[str]:
 
     times = [f"{entry[name]:.1f}" if entry[name] else "" for name in ("quantized_us", "float_us")]
     return [
-        entry["node"], entry["op"], entry["form"], number("alone", "{:.2e}"), number("plain", "{:.2e}"), number("running", "{:.2e}"),
+        entry["node"], entry["op"], entry["form"],
+        number("alone", "{:.2e}"), number("plain", "{:.2e}"), number("running", "{:.2e}"),
         number("weight_snr_db", "{:.1f}"), number("input_snr_db", "{:.1f}"), number("saturated", "{:.2%}"), *times,
         entry["reason"],
     ]  # fmt: skip
