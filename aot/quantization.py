@@ -89,11 +89,14 @@ class Method:
 
     @property
     def simplest(self) -> Method:
-        """The same form without anything that makes it more accurate."""
+        """The same form without anything that is fitted to the layer: what shows which layers are hard.
+
+        Scales for each output stay: with one for the whole weight, a layer would look hard that makes an outlier
+        channel, and not the one that reads it.
+        """
         return replace(
-            self, observer="minmax", per_channel=False, balance=False, equalize=False, bias_correction=False,
-            rounding="nearest",
-        )  # fmt: skip
+            self, observer="minmax", balance=False, equalize=False, bias_correction=False, rounding="nearest"
+        )
 
     @property
     def needs_data(self) -> bool:
@@ -129,8 +132,8 @@ class Entry:
     """A line of the ledger. Errors are relative ones of the outputs, on the data measured; times of one run: see
     Quantization.timed.
 
-    alone: the error with this product quantized and nothing else. plain: the same in the simplest form: one scale for
-    the whole weight, the whole range of the input, no balance and no correction; it shows which layers are hard.
+    alone: the error with this product quantized and nothing else. plain: the same in the simplest form: the whole
+    range of the input, no balance and no correction; it shows which layers are hard.
     running: with it and all that stand before it in the order of `alone`, the least first. weight_snr_db, input_snr_db:
     of the rounding itself. saturated: the share of the activation's numbers beyond the range. float_us, quantized_us: 0
     where not measured. reason: why it is float.

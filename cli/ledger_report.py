@@ -76,7 +76,7 @@ def facts(document: Document, where: str) -> list[tuple[str, str]]:
 def worst_first(document: Document) -> list[Document]:
     """The lines of the ledger, the hardest layer first; those not measured last, in the model's order.
 
-    A layer is as hard as its error alone, or that of its simplest form: what balance or a scale for each output mend is
+    A layer is as hard as its error alone, or that of its simplest form: what balance or a fitted range mend is
     where accuracy would be lost without them.
     """
     return sorted(document["ledger"], key=lambda entry: -max(entry["alone"] or 0.0, entry["plain"] or 0.0))
@@ -90,8 +90,8 @@ def cells(entry: Document) -> list[str]:
 
     times = [f"{entry[name]:.1f}" if entry[name] else "" for name in ("quantized_us", "float_us")]
     return [
-        entry["node"], entry["op"], entry["form"], number("alone", "{:.2e}"), number("plain", "{:.2e}"),
-        number("running", "{:.2e}"),
+        entry["node"], entry["op"], entry["form"],
+        number("alone", "{:.2e}"), number("plain", "{:.2e}"), number("running", "{:.2e}"),
         number("weight_snr_db", "{:.1f}"), number("input_snr_db", "{:.1f}"), number("saturated", "{:.2%}"), *times,
         entry["reason"],
     ]  # fmt: skip
