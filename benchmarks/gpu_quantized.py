@@ -273,36 +273,33 @@ def program_of(definition: Any) -> Any:
         return torch.export.export(model, definition.inputs(definition.batch, 1), strict=False)
 
 
-def prepare_model(definition: Any, form: str, folder: Path, cache: Path | None) -> None:
-    """Writes a model's artifact and, where it is quantized, its record."""
+def prepare_model(definition: Any, folder: Path, cache: Path | None) -> None:
+    """Writes a model's artifacts and, of the quantized ones, the records."""
     import aot
     from aot import driver
-    from aot.calibrate import calibrate
+    from aot.calibrate import calibrate_graph
     from aot.options import CompileOptions
     from aot.quantization import Method
     from aot.quantizer import planned
     from aot.transforms.products import products
 
-    program = program_of(definition)
-    record = None
-    if form != "f16":
-        (graph,) = driver.core_graphs(program, CompileOptions())
-        names = [value.name for value in graph.inputs]
-        kept = folder / f"{definition.name}.calibration"
-        if not kept.exists():
-            given = definition.inputs(definition.batch, 5)
-            calibrate(program, [dict(zip(names, (value.numpy() for value in given), strict=True))]).save(kept)
-        from aot.calibrate import Calibration
-
-        record = planned(products(graph), Method(form=form), Calibration.open(kept))
-        record.save(folder / f"{definition.name}.{form}.record")
-    artifact = aot.compile(
-        program, target=TARGET, precision="fp16", weights="none", quantization=record, cache_dir=cache
-    )
-    artifact.save(folder / f"{definition.name}.{form}.aot")
-    launches = [kernel for program in artifact.programs for kernel, _ in program.launches]
-    spilled = sum(bool(kernel.image and kernel.image.spilled_bytes) for kernel in launches)
-    print(f"{definition.name} {form}: {len(launches)} kernels, {spilled} spill", flush=True)
+    program, options = program_of(definition), CompileOptions()
+    (graph,) = driver.core_graphs(program, options)
+    found = products(graph)
+    given = [value.numpy() for value in definition.inputs(definition.batch, 5)]
+    sample = dict(zip([value.name for value in graph.inputs], given, strict=True))
+    seen = calibrate_graph(graph, found, [sample], options, lambda stage, detail: None)
+    for form in ("f16", *FORMS[definition.name]):
+        record = None if form == "f16" else planned(found, Method(form=form), seen)
+        if record is not None:
+            record.save(folder / f"{definition.name}.{form}.record")
+        artifact = aot.compile(
+            program, target=TARGET, precision="fp16", weights="none", quantization=record, cache_dir=cache
+        )
+        artifact.save(folder / f"{definition.name}.{form}.aot")
+        launches = [kernel for program in artifact.programs for kernel, _ in program.launches]
+        spilled = sum(bool(kernel.image and kernel.image.spilled_bytes) for kernel in launches)
+        print(f"{definition.name} {form}: {len(launches)} kernels, {spilled} spill", flush=True)
 
 
 # On the GPU.
@@ -493,8 +490,7 @@ def main() -> int:
         if name not in known:
             print(f"{name}: its package is not installed")
         elif chosen.what == "prepare":
-            for form in ("f16", *FORMS[name]):
-                prepare_model(known[name], form, chosen.folder, chosen.cache)
+            prepare_model(known[name], chosen.folder, chosen.cache)
         else:
             row = run_model(known[name], chosen.folder, chosen.seconds)
             failed += any("us" not in each for each in row.values())
