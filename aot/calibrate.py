@@ -32,8 +32,6 @@ from aot.transforms.products import Product, products, products_digest
 Tell = Callable[[str, str], None]
 
 _AGAIN = "Write it with `aotc calibrate`."
-NO_PRODUCT = "the model has no product with a constant weight: there is nothing to quantize"
-
 _MODULUS = 1 << 256
 _GRAM_BYTES = 1 << 30
 """What sums of x xᵀ may take at a time; more products are another pass over the data."""
@@ -122,6 +120,22 @@ def calibrate(model: Any, data: Data, options: CompileOptions | None = None, tel
     return calibrate_graph(graph, products(graph), samples(), options, tell or (lambda stage, detail: None))
 
 
+def no_product(graphs: Sequence[Graph]) -> OptionError:
+    """The error for a model without a product that can be quantized."""
+    kinds = {
+        node.operands[1].type.dtype.name
+        for graph in graphs
+        for node in graph.nodes
+        if node.op in ("conv", "matmul") and node.operands[1] in graph.consts
+    } - {"f32"}
+    return OptionError(
+        "the model has no product of float32 with a constant weight: there is nothing to quantize",
+        hint=f"Its products are of {', '.join(sorted(kinds))}: export it in float32."
+        if kinds
+        else "Build it as it is.",
+    )
+
+
 def no_sample() -> OptionError:
     """The error for data without a sample."""
     return OptionError("there is no sample in the data", hint="Give inputs as the model is used with.")
@@ -142,7 +156,7 @@ def calibrate_graph(
     """The same for a graph that has been through the passes that all targets share, and its products."""
     groups = taps(found)
     if not groups:
-        raise OptionError(NO_PRODUCT)
+        raise no_product((graph,))
     names = list(groups)
     tell("build", f"{len(names)} tensors are observed")
     seen: dict[str, Observation] = {}
@@ -193,7 +207,13 @@ def gram_sums(
 
 def first_state(graph: Graph) -> dict[str, Array]:
     """What the state of the model holds before its first run, where the model says it: samples may leave it out."""
-    return {graph.inputs[number].name: const.array() for number, const in graph.initial}
+    found: dict[str, Array] = {}
+    for number, const in graph.initial:
+        value = graph.inputs[number]
+        shape = [extent for extent in value.type.shape if isinstance(extent, int)]
+        if len(shape) == value.type.rank:
+            found[value.name] = np.array(np.broadcast_to(const.array(), shape))  # one number may stand for all
+    return found
 
 
 def plain(options: CompileOptions) -> CompileOptions:
@@ -230,7 +250,7 @@ def run(model: Any, sample: Sample, number: int) -> Mapping[str, Array]:
     """The results of one run; raises OptionError, which names the sample, where its shapes do not fit."""
     wanted = {spec.name for spec in model.inputs}
     try:
-        given = {name: np.ascontiguousarray(array) for name, array in sample.items() if name in wanted}
+        given = {name: np.asarray(array, order="C") for name, array in sample.items() if name in wanted}
         results: Mapping[str, Array] = model.run(given)
         return results
     except AotError as error:
@@ -242,6 +262,6 @@ def sample_digest(sample: Sample) -> int:
     """SHA-256 over names, types, shapes and bytes, as a number: digests of samples add up."""
     summary = hashlib.sha256()
     for name in sorted(sample):
-        array = np.ascontiguousarray(sample[name])
+        array = np.asarray(sample[name], order="C")
         summary.update(f"{name} {array.dtype.str} {array.shape}\n".encode() + array.tobytes())
     return int.from_bytes(summary.digest(), "big")

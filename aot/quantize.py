@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from aot import driver
-from aot.calibrate import NO_PRODUCT, Calibration, Tell, calibrate_graph, first_state, in_branches, no_sample, plain
+from aot.calibrate import Calibration, Tell, calibrate_graph, first_state, in_branches, no_product, no_sample, plain
 from aot.errors import OptionError
 from aot.ir import Graph
 from aot.ledger import alone_errors, measured
@@ -65,7 +65,7 @@ def quantize(
     (graph,) = graphs
     found = products(graph)
     if not found:
-        raise OptionError(NO_PRODUCT)
+        raise no_product(graphs)
     held = None if method.rounding == "gptq" else measured_samples
     samples = open_samples(() if data is None else data, graph.inputs, held, first_state(graph))
     if calibration is None and data is not None:
@@ -97,7 +97,7 @@ def _unmeasured(graphs: Sequence[Graph], method: Method, has_data: bool) -> Quan
         raise in_branches(graphs)
     found = {product.name: product for graph in graphs for product in products(graph)}
     if not found:
-        raise OptionError(NO_PRODUCT)
+        raise no_product(graphs)
     record = planned(tuple(found.values()), method, None)
     said = ("the model has branches or loops that are decided in a run: no error was measured",) if has_data else ()
     return replace(record, notes=(*record.notes, *said))
