@@ -277,7 +277,7 @@ def prepare_model(definition: Any, form: str, folder: Path, cache: Path | None) 
     program = program_of(definition)
     record = None
     if form != "f16":
-        (graph,) = driver.core_graphs(program, CompileOptions())
+        (graph,) = driver.core_graphs(program, CompileOptions()).graphs
         names = [value.name for value in graph.inputs]
         kept = folder / f"{definition.name}.calibration"
         if not kept.exists():

@@ -131,7 +131,7 @@ def data_of(name: str, count: int = 3, seed: int = 1) -> list[dict[str, Array]]:
 
 def core_graph(model: Any, options: CompileOptions) -> Graph:
     """What calibration works on."""
-    (graph,) = driver.core_graphs(model, plain(options))
+    (graph,) = driver.core_graphs(model, plain(options)).graphs
     return graph
 
 
