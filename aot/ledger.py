@@ -52,9 +52,8 @@ class _Bench:
         found = run(self.model, {**self.samples[number], **switches}, number)
         return {name: np.array(array) for name, array in found.items()}
 
-    def errors(self, choices: Sequence[Sequence[bool]], what: str) -> list[float]:
+    def errors(self, choices: Sequence[Sequence[bool]], what: str, metric: str = "relative") -> list[float]:
         """The error of each choice, over all samples; one sample's reference is held at a time."""
-        metric = "relative" if self.budget.is_own else self.budget.metric
         collected = [Difference() for _ in choices]
         nothing = [False] * len(self.names)
         for number in range(len(self.samples)):
@@ -64,15 +63,10 @@ class _Bench:
                 difference.add(self.outputs(choice, number), expected)
         return [difference.error(metric) for difference in collected]
 
-    @property
-    def alone_name(self) -> str:
-        """What the errors of products alone are called: a metric of the user's is for the whole choice."""
-        return METRICS["relative"] if self.budget.is_own else self.budget.name
-
     def final(self, choice: Sequence[bool], what: str) -> float:
         """The error that the budget is about."""
         if not self.budget.is_own:
-            return self.errors([choice], what)[0]
+            return self.errors([choice], what, self.budget.metric)[0]
         metric = own_metric(self.budget.metric)
         nothing = [False] * len(self.names)
         values = []
@@ -119,7 +113,7 @@ def measured(
     for n in order:
         reason = entries[names[n]].reason
         if not reason and names[n] not in kept:
-            reason = f"the budget: {bench.alone_name} {alone[n]:.2g} alone"
+            reason = f"the budget: {METRICS['relative']} {alone[n]:.2g} alone"
         form = entries[names[n]].form if names[n] in kept else FLOAT
         entries[names[n]] = replace(entries[names[n]], reason=reason, form=form)
     forms = {name: node.form if name in kept else FLOAT for name, node in record.by_node.items()}

@@ -129,7 +129,7 @@ _ARRAYS = ("balance", "means", "weight", "weight_scale")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A line of the ledger. Errors are of the model's outputs, on the data measured; times of one run: see
+    """A line of the ledger. Errors are relative ones of the outputs, on the data measured; times of one run: see
     Quantization.timed.
 
     alone: the error with this product quantized and nothing else. plain: the same in the simplest form: the whole

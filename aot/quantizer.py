@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,13 +21,12 @@ from aot.transforms.products import Product, products_digest, weight_array
 from aot.transforms.quantize import packed_weight
 
 _LEVELS = 255
-_EXPONENTS = (0.25, 0.5, 0.75, 1.0)
-"""How much of a channel's range goes to its weight: SmoothQuant's alpha, of which the best is taken."""
+_ATTENUATIONS = tuple((reference, exponent) for reference in (0.75, 0.9, 0.99) for exponent in (0.5, 1.0))
+"""Ways to balance: which of the channels' ranges counts as ordinary, as a quantile, and how much of what a channel has
+beyond it goes to its weight. Channels are never amplified: one that hardly speaks on this data may on other data."""
 
 _WORTH = 0.7
 """Balance costs a multiplication: it is used where it lessens the modelled error to this part."""
-
-_MOST_BALANCE = 1e4
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +139,13 @@ def _range(seen: Observation, group: Sequence[Product], method: Method) -> Range
     if not method.balance or not seen.elements:
         return plain
     weights = [weight_array(product) for product in group]
-    largest = _largest(group, weights)
     most = seen.most
-    usable = (most > 0) & (largest > 0)
-    if not usable.any():
-        return plain
     best, least = plain, _WORTH * _modelled_error(seen, group, weights, plain, seen.error(low, high, _LEVELS))
-    for exponent in _EXPONENTS:
-        factor = np.ones(len(most))
-        factor[usable] = most[usable] ** exponent / largest[usable] ** (1 - exponent)
-        factor /= np.exp(np.mean(np.log(factor[usable])))
-        balance = np.where(usable, np.clip(factor, 1 / _MOST_BALANCE, _MOST_BALANCE), 1.0).astype(np.float32)
+    for reference, exponent in _ATTENUATIONS:
+        ordinary = float(np.quantile(most, reference))
+        if ordinary <= 0 or ordinary >= most.max():
+            continue
+        balance = np.maximum(most / ordinary, 1.0).astype(np.float32) ** np.float32(exponent)
         ends = [np.where(np.isfinite(end), end, 0) / balance for end in (seen.low, seen.high)]
         found = Range(min(float(ends[0].min()), 0.0), max(float(ends[1].max()), 0.0), balance)
         if method.symmetric:
@@ -161,23 +156,6 @@ def _range(seen: Observation, group: Sequence[Product], method: Method) -> Range
         if error < least:
             best, least = found, error
     return best
-
-
-def _largest(group: Sequence[Product], weights: Sequence[Array]) -> Array:
-    """f64 [channels]: the largest magnitude of the weights of each channel."""
-    found = np.zeros(group[0].channels)
-    for product, weight in zip(group, weights, strict=True):
-        found = np.maximum(found, _over_outputs(product, np.abs(weight), np.max))
-    return found
-
-
-def _over_outputs(product: Product, array: Array, reduce: Callable[..., Array]) -> Array:
-    """f64 [channels]: a weight's numbers of each channel, reduced."""
-    if product.node.op == "matmul":
-        return np.asarray(reduce(array, axis=1), np.float64)
-    outputs, inputs, *_ = array.shape
-    grouped = array.reshape(product.groups, outputs // product.groups, inputs, -1)
-    return np.asarray(reduce(grouped, axis=(1, 3)), np.float64).reshape(-1)
 
 
 def _modelled_error(

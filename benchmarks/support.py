@@ -30,7 +30,7 @@ from tests.zoo.catalogue import RELATIVE, ZooModel, catalogue, make_inputs
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- models: written by benchmarks/support.py -->", "<!-- models: end -->"
-_QUANTIZED = re.compile(r"Quantize|Integer|QLinear")
+_QUANTIZED = re.compile(r"Quantize|Integer|QLinear|QOrdered")
 
 
 @dataclass

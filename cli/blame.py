@@ -19,7 +19,7 @@ import numpy as np
 from aot.cli.local_errors import UNITS, Judgement, Precision, Rounded, judge, unit_of
 from aot.cli.measures import Distance, distance, error_histogram, value_histogram, value_range
 from aot.cli.reference import Comparison, widened
-from aot.cli.traced import KernelJudgement, Named, Traced
+from aot.cli.traced import KernelJudgement, Named
 from aot.ir import Array, Graph, Value
 
 _MOST_FLOAT16 = 65504.0
@@ -233,7 +233,6 @@ def find_fault(
     rows: Sequence[Row],
     kernels: Sequence[KernelJudgement],
     matched: Mapping[Value, Named],
-    traced: Traced,
     outputs: Sequence[Comparison],
     graph: Graph,
     feed: Mapping[str, Array],

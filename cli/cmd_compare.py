@@ -23,10 +23,10 @@ from aot.cli.rebuild import Culprit, Run, Search, built_run, lowered_run, option
 from aot.cli.reference import another_file, check_same_inputs, compare_outputs, edges_of, widened
 from aot.cli.traced import (
     KernelJudgement,
-    Named,
     interpreted_run,
     judge_kernels,
     known_names,
+    name_outputs,
     name_tensors,
     program_graphs,
     traced_run,
@@ -227,26 +227,28 @@ class _Session:
         elif traced.steps:
             kernels_left_out = len(traced.steps)
         source = self._source()
-        last = max(len(traced.steps) - 1, 0)
-        for name, array in traced.outputs.items():
-            step = traced.steps[last] if traced.steps else None
-            known = traced.tensors.get(name)
-            order, label, nodes = (known.order, known.label, known.nodes) if known else (
-                last, step.label if step else "", step.nodes if step else (),
-            )  # fmt: skip
-            traced.tensors[name] = Named(array, order, label, nodes)
+        name_outputs(traced)
         matched, other_shape = match(source, traced.tensors)
         inner = {**inner, **{name: array for name, array in expected.items() if isinstance(array, np.ndarray)}}
         rows, nodes_left_out = compare_tensors(source, feed, matched, inner, precision)
         outputs = compare_outputs(traced.outputs, expected, self.precision)
-        blamed = find_fault(rows, kernels, matched, traced, outputs, source, feed, inner, precision)
-        fault = with_ledger(blamed, quantization)
+        blamed = find_fault(rows, kernels, matched, outputs, source, feed, inner, precision)
         of_model = {value.name for node in source.nodes for value in node.outputs if value.name}
         return Compared(
-            reference, precision_text(self.precision, quantization), rows, outputs, fault, len(kernels), kernels_left_out, nodes_left_out,
-            traced.unnamed, len(of_model - {value.name for value in matched}), other_shape,
-            [row.name for row in rows if row.own.is_beyond and not row.own.confirmed], list(self.notes),
-        )  # fmt: skip
+            reference=reference,
+            precision=precision_text(self.precision, quantization),
+            rows=rows,
+            outputs=outputs,
+            fault=with_ledger(blamed, quantization),
+            kernels=len(kernels),
+            kernels_left_out=kernels_left_out,
+            nodes_left_out=nodes_left_out,
+            unmatched=traced.unnamed,
+            model_only=len(of_model - {value.name for value in matched}),
+            other_shape=other_shape,
+            renamed=[row.name for row in rows if row.own.is_beyond and not row.own.confirmed],
+            notes=list(self.notes),
+        )
 
     def _source(self) -> Graph:
         """The model's graph as it was read, for the program that ran."""

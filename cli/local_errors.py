@@ -242,48 +242,50 @@ class _Walk:
     def _freely(
         self, node: Node, operands: Sequence[Array | None], exact: Sequence[Array], known: Mapping[str, int]
     ) -> list[Array]:
-        """The node's results in the world that is never set right; the exact ones where it has none of their shapes."""
+        """The node's results in the world that is never set right."""
+        return _in_shape(lambda: run_node(node, operands, dict(known)), exact)
+
+    def _noisy(
+        self, node: Node, operands: Sequence[Array | None], exact: Sequence[Array], known: Mapping[str, int]
+    ) -> list[Array]:
+        """The node's results in a noisy world."""
+        return _in_shape(lambda: self._noisy_node(node, operands, dict(known)), exact)
+
+    def _noisy_node(self, node: Node, operands: Sequence[Array | None], known: dict[str, int]) -> list[Array]:
         if node.op in CONTROL:
-            return list(exact)
-        try:
-            results = evaluate_node(node, operands, known)
-        except (AotError, ValueError, IndexError, ArithmeticError):
-            return list(exact)
-        pairs = zip(results, exact, strict=True)
-        return [result if result.shape == array.shape else array for result, array in pairs]
+            return evaluate_control(node, operands, known, self._noisy_body)
+        if node.op == "kernel":
+            (body,) = node.regions
+            return self._noisy_body(body, [array for array in operands if array is not None], known)
+        return evaluate_node(node, _quantized(node, operands, self.precision.quantized), known)
+
+    def _noisy_body(self, body: Graph, operands: Sequence[Array], known: Mapping[str, int]) -> list[Array]:
+        """The results of a region with noise on all that is computed on the way."""
+        symbols = bind_symbols(body.inputs, operands, known)
+        values: dict[Value, Array] = dict(zip(body.inputs, operands, strict=True))
+        values |= {value: const.array() for value, const in body.consts.items()}
+        for node in body.nodes:
+            inputs = [None if value is None else values[value] for value in node.inputs]
+            results = self._noisy_node(node, inputs, symbols)
+            weight = _weight(node, inputs, results)
+            for value, result in zip(node.outputs, results, strict=True):
+                values[value] = result if value in body.outputs else self._rounded(node, result, weight)
+        return [values[value] for value in body.outputs]
 
     def _rounded(self, node: Node, array: Array, weight: float) -> Array:
         if node.op == "quantize" and array.dtype.kind in "iu":
             return self.noise.by_steps(array)
         return self.noise.on(array, weight)
 
-    def _noisy(
-        self, node: Node, operands: Sequence[Array | None], exact: Sequence[Array], known: Mapping[str, int]
-    ) -> list[Array]:
-        """The node's results in a noisy world; the exact ones where it has no results of their shapes there."""
-        if node.op in CONTROL:
-            return list(exact)
-        try:
-            if node.op == "kernel":
-                (body,) = node.regions
-                results = self._noisy_body(body, [array for array in operands if array is not None], known)
-            else:
-                results = evaluate_node(node, _quantized(node, operands, self.precision.quantized), known)
-        except (AotError, ValueError, IndexError, ArithmeticError):
-            return list(exact)
-        pairs = zip(results, exact, strict=True)
-        return [result if result.shape == array.shape else array for result, array in pairs]
 
-    def _noisy_body(self, body: Graph, operands: Sequence[Array], known: Mapping[str, int]) -> list[Array]:
-        values: dict[Value, Array] = dict(zip(body.inputs, operands, strict=True))
-        values |= {value: const.array() for value, const in body.consts.items()}
-        for node in body.nodes:
-            inputs = [None if value is None else values[value] for value in node.inputs]
-            results = evaluate_node(node, inputs, known)
-            weight = _weight(node, inputs, results)
-            for value, result in zip(node.outputs, results, strict=True):
-                values[value] = result if value in body.outputs else self._rounded(node, result, weight)
-        return [values[value] for value in body.outputs]
+def _in_shape(run: Callable[[], list[Array]], exact: Sequence[Array]) -> list[Array]:
+    """Results of another world; the exact ones where it has none of their shapes: sizes may follow from data."""
+    try:
+        results = run()
+    except (AotError, ValueError, IndexError, ArithmeticError):
+        return list(exact)
+    pairs = zip(results, exact, strict=True)
+    return [result if result.shape == array.shape else array for result, array in pairs]
 
 
 _KEPT = 3

@@ -167,6 +167,8 @@ def dequantize_below_move(b: Builder, m: Match) -> Value:
     node, inner = m.root, m.node("inner")
     scale, zero = parameters(inner)
     numbers = inner.operands[0]
+    if node.op == "gather":  # of rows that only the run knows
+        numbers, zero = in_bytes(b, m.view, numbers, zero)
     operands = [numbers, *node.inputs[1:]]
     if node.op == "pad" and node.attrs["mode"] == "constant":
         fill = b.scalar(0, numbers.type.dtype) if zero is None else reshaped(b, zero, ())
@@ -174,6 +176,16 @@ def dequantize_below_move(b: Builder, m: Match) -> Value:
     moved = emit(b, node.op, *operands, **node.attrs)
     new = [None if each is None else _moved_parameter(b, node, each) for each in (scale, zero)]
     return emit(b, "dequantize", moved, *new)
+
+
+def in_bytes(b: Builder, view: View, numbers: Value, zero: Value | None) -> tuple[Value, Value | None]:
+    """Constant numbers of 4 bits, and their zero point, in 8 bits: kernels have no elements of 4 bits."""
+    held = elements_of(view, numbers)
+    if numbers.type.dtype.bits >= 8 or held is None:
+        return numbers, zero
+    wide = (I8 if numbers.type.dtype.family == "int" else U8).numpy
+    least = elements_of(view, zero)
+    return b.const(held.astype(wide)), zero if least is None else b.const(least.astype(wide))
 
 
 def _bind(m: Match) -> bool:

@@ -67,7 +67,7 @@ def _pack(kernel: Kernel, root: ContractRoot, batch: tuple[int, ...], dots: bool
         coefficients.append((*outer, *inner))
     *outer_extents, k_extent, n_extent = (int(e) for e in extents if isinstance(e, int))
     panels = -(-n_extent // PANEL)
-    if words:
+    if words and not dots:
         inner_extents: tuple[int, ...] = (panels, -(-k_extent // WORD), PANEL, WORD)
     else:
         inner_extents = (n_extent, k_extent) if dots else (panels, k_extent, PANEL)
@@ -102,13 +102,13 @@ def emit_contract(kernel: Kernel, isa: Isa) -> Emitted:
     summed = kernel.axes[root.k].extent
     columns = kernel.axes[root.n].extent
     loops = ((summed, 1 if words or offset is None else offset.coefficients.get(root.k, 0)),)
-    dots = not words and prefers_dots(isa, accumulate.itemsize_bytes, columns, loops)
+    dots = prefers_dots(isa, accumulate.itemsize_bytes, columns, loops, words)
     weight = weight_panels(kernel, root)
     dots = dots and weight is None
     packed = None if weight is not None else _pack(kernel, root, matrices, dots)
     dots = dots and packed is not None
     w_stride: Dim = summed * (columns if dots else PANEL * dimension.ceildiv(columns, PANEL))
-    if words:
+    if words and not dots:
         w_stride = panel_bytes((summed,)) * dimension.ceildiv(columns, PANEL)
     axes: list[MatrixAxis] = []
     for axis in reversed(matrices):

@@ -43,7 +43,7 @@ from aot.backend.cpu.tile import (
     split,
 )
 from aot.backend.cpu.weights import DIRECT_ROWS, WeightPanels, direct_panels
-from aot.backend.cpu.words import ROW_BYTES, WordTile, are_words, panel_bytes, registers_of_tiles
+from aot.backend.cpu.words import ROW_BYTES, WordDotTile, WordTile, are_words, panel_bytes, registers_of_tiles
 from aot.dims import Dim
 from aot.dtypes import DType
 from aot.expr import Expr
@@ -178,7 +178,7 @@ class _Emitter:
         self.panel_elements = problem.summed * PANEL
         if self.words:
             self.panel_elements = panel_bytes(tuple(extent for extent, _ in self.loops))
-        self.tile: Tile | DotTile | WordTile = self._tile(row_stride)
+        self.tile: Tile | DotTile | WordTile | WordDotTile = self._tile(row_stride)
         # Where sums of words start depends on the panels, which then are summed for each group of them.
         self.starts = isinstance(self.tile, WordTile) and self.tile.is_flipped
 
@@ -189,7 +189,7 @@ class _Emitter:
             return summed + (PANEL if summed * self.itemsize % 2048 == 0 else 0)
         return summed
 
-    def _tile(self, row_stride: Dim) -> Tile | DotTile | WordTile:
+    def _tile(self, row_stride: Dim) -> Tile | DotTile | WordTile | WordDotTile:
         params: list[str] = []
 
         def text(value: Dim) -> str:
@@ -203,6 +203,9 @@ class _Emitter:
         if self.problem.dots and isinstance(self.problem.columns, int):
             columns, summed = self.problem.columns, text(self.problem.summed)
             rows_text = text(row_stride)
+            if self.words:
+                types = (self.a_dtype or self.problem.accumulate, self.w_dtype)
+                return WordDotTile(self.problem.isa, *types, columns, loops, rows_text, summed, tuple(params))
             return DotTile(self.problem.isa, self.element, columns, loops, rows_text, summed, tuple(params))
         panel_stride = text(self.panel_elements)
         if self.words:
@@ -243,7 +246,7 @@ class _Emitter:
         inline = (
             epilogue_cost(problem.kernel) <= INLINE_COST
             and len(forms) <= MOST_FORMS
-            and not isinstance(self.tile, DotTile)
+            and not isinstance(self.tile, (DotTile, WordDotTile))
             and self.tile.lanes == problem.isa.lanes
             and problem.weight is None
         )
@@ -257,7 +260,10 @@ class _Emitter:
                 if is_direct and problem.weight is not None:
                     code.line(self._direct_function(problem.weight, rows, panels))
                     continue
-                text = tile.function(name, rows) if isinstance(tile, DotTile) else tile.function(name, rows, panels)
+                if isinstance(tile, (DotTile, WordDotTile)):
+                    text = tile.function(name, rows)
+                else:
+                    text = tile.function(name, rows, panels)
                 code.line(text)
         with kernel_body(code, self.dims):
             renderer = Renderer(problem.kernel, self.dims, problem.isa, code)
@@ -506,7 +512,7 @@ class _Emitter:
                     if is_direct and problem.weight is not None:
                         given = ["a", *problem.weight.arguments("panel0"), "sums", str(panels * PANEL)]
                         code.line(f"direct_{rows}x{panels}({', '.join([*given, *self.tile.params])});")
-                    elif inline and not isinstance(self.tile, DotTile):
+                    elif inline and not isinstance(self.tile, (DotTile, WordDotTile)):
                         names = self.tile.body(code, rows, panels)
                         self._inline_stores(code, epilogue, scope, names, panels, column_base, row_axis)
                     else:

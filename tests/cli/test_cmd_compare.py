@@ -381,7 +381,9 @@ def test_a_fault_in_a_quantized_artifact(model: Path, cache: Path, record: Path,
 
 
 @pytest.mark.zoo
-@pytest.mark.parametrize("name", ["dnsmos_model_v8", "magika_v3_3", "centerface", "minilm_l3_fp32", "plcmos_v2"])
+@pytest.mark.parametrize(
+    "name", ["dnsmos_model_v8", "magika_v3_3", "centerface", "minilm_l3_fp32", "tashkeel_rawi_int8"]
+)
 def test_real_models(name: str, cache: Path, tmp_path: Path) -> None:
     where = folder()
     if where is None or not (where / f"{name}.onnx").exists():

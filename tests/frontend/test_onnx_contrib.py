@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
+import aot
 from aot.errors import ModelError, UnsupportedError
 from aot.evaluate import evaluate
 from aot.frontend import load
@@ -243,6 +244,46 @@ def test_lstm_with_lengths_and_peepholes() -> None:
 def test_lstm_with_other_activations() -> None:
     more: dict[str, Any] = {"results": 3, "hidden_size": 12, "loops": True}
     check("DynamicQuantizeLSTM", lstm(4, 2, 1, False), activations=["HardSigmoid", "Relu", "Softsign"], **more)
+
+
+# Through the compiler.
+
+
+def compiled_cases() -> dict[str, tuple[str, Sequence[Array | None], tuple[int, ...], dict[str, Any]]]:
+    """Names, and (op, operands, which of them are inputs, the rest of `model_of` and tolerances)."""
+    window: dict[str, Any] = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "opset": 13}
+    image, kernel = words(1, 16, 9, 9), words(8, 16, 3, 3, dtype=np.int8, seed=2)
+    table = words(20, 16)
+    own = {"domain": MICROSOFT}
+    blocks: dict[str, Any] = {"bits": 4, "block_size": 16, **own}
+    attention: list[Array | None] = [
+        words(2, 6, 16), words(16, 48, dtype=np.int8, seed=2), floats(48), f(0.01), f(0.01), None, u(120), i(0),
+    ]  # fmt: skip
+    matrix, zeros, old = words(24, 7, dtype=np.int8, seed=2), np.zeros(8, np.int8), {"opset": 13}
+    nibbles = {"K": 50, "N": 10, **blocks}
+    both = {"direction": "bidirectional", "hidden_size": 12, "results": 3, **own}
+    return {
+        "conv": ("QLinearConv", [image, f(0.02), u(9), kernel, scales(8), zeros, f(0.5), u(7)], (0,), window),
+        "conv integer": ("ConvInteger", [image, kernel, u(9), i(0)], (0, 2), window),
+        "matmul": ("QLinearMatMul", [words(5, 24), f(0.02), u(9), matrix, f(0.01), i(3), f(0.1), u(99)], (0,), old),
+        "matmul integer": ("MatMulInteger", [words(5, 24), matrix, u(9), i(3)], (0, 2), old),
+        "dynamic": ("DynamicQuantizeMatMul", [floats(5, 24), matrix, f(0.01), i(0), floats(7)], (0,), own),
+        "4 bits": ("MatMulNBits", [floats(5, 50), packed(10, 4, 16, 4), scales(10, 4)], (0,), nibbles),
+        "rows": ("GatherBlockQuantized", [table, np.array([3, 19, 0]), scales(20, 2)], (1,), blocks),
+        "attention": ("QAttention", attention, (0,), {"num_heads": 2, **own}),
+        "lstm": ("DynamicQuantizeLSTM", lstm(5, 2, 2, True), (0,), both),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", compiled_cases())
+def test_compiled(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    op_type, operands, inputs, more = compiled_cases()[name]
+    model, feed = model_of(op_type, operands, inputs, **more)
+    cache = tmp_path_factory.getbasetemp() / "kernels"
+    with aot.load(aot.compile(model.SerializeToString(), "cpu:x86-64-v3", cache_dir=cache).data) as loaded:
+        results = loaded.run(feed)
+    for info, want in zip(model.graph.output, by_onnxruntime(model, feed), strict=True):
+        base.compare(results[info.name], want, 1e-4, 0.05)
 
 
 # Faults.

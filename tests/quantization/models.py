@@ -161,7 +161,7 @@ def build(model: Any, options: CompileOptions, record: Quantization | None = Non
 def relative_error(found: Array, expected: Array) -> float:
     """The norm of the difference in parts of the norm of what is expected."""
     wide = np.asarray(expected, np.float64)
-    return float(np.linalg.norm(np.asarray(found, np.float64) - wide) / max(np.linalg.norm(wide), 1e-30))
+    return float(np.linalg.norm(np.asarray(found, np.float64) - wide)) / max(float(np.linalg.norm(wide)), 1e-30)
 
 
 def save_onnx(model: onnx.ModelProto, path: Path) -> Path:

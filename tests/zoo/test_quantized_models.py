@@ -40,7 +40,7 @@ CASES = [
 ]
 
 
-class Feeds(tools.CalibrationDataReader):  # type: ignore[misc]
+class Feeds(tools.CalibrationDataReader):  # type: ignore[misc, name-defined]
     def __init__(self, feeds: list[Inputs]) -> None:
         self.feeds: Iterator[Inputs] = iter(feeds)
 
