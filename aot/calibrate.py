@@ -112,10 +112,10 @@ def calibrate(model: Any, data: Data, options: CompileOptions | None = None, tel
     and for one that does not fit.
     """
     options = plain(options or CompileOptions())
-    graphs = driver.core_graphs(model, options)
-    if len(graphs) > 1:
-        raise in_branches(graphs)
-    (graph,) = graphs
+    cores = driver.core_graphs(model, options)
+    if not cores.is_whole:
+        raise in_branches(cores.graphs)
+    (graph,) = cores.graphs
     samples = open_samples(data, graph.inputs, defaults=first_state(graph))
     return calibrate_graph(graph, products(graph), samples(), options, tell or (lambda stage, detail: None))
 
@@ -142,10 +142,10 @@ def no_sample() -> OptionError:
 
 
 def in_branches(graphs: Sequence[Graph]) -> UnsupportedError:
-    """The error for a model of several graphs: values inside of branches and loops cannot be observed."""
+    """The error for a model that is not one graph: values inside of branches and loops cannot be observed."""
     return UnsupportedError(
         "values inside of branches and loops that are decided in a run cannot be observed",
-        where=f"a model of {len(graphs)} blocks",
+        where=f"a model of {len(graphs)} block{'s' if len(graphs) > 1 else ''}",
         hint="Fix the input that decides (--set NAME=VALUE), or choose a form that needs no data: int8-dynamic.",
     )
 

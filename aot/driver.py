@@ -298,20 +298,30 @@ def _edges(options: CompileOptions) -> frontend.Edges:
     return frontend.Edges(options.overridable, dict(options.values))
 
 
-def core_graphs(model: Any, options: CompileOptions) -> tuple[Graph, ...]:
-    """The model's general program after the core passes: what calibration and measurement work on.
+@dataclass(frozen=True)
+class CoreGraphs:
+    """A model's general program after the core passes.
 
-    Several graphs, in order, where branches or loops that are decided in a run cut it, or where the value of an input
-    decides what the program is.
+    Parts of it where branches or loops that are decided in a run cut it, or where the value of an input decides what
+    the program is; else the whole.
     """
+
+    graphs: tuple[Graph, ...]
+    is_whole: bool
+
+
+def core_graphs(model: Any, options: CompileOptions) -> CoreGraphs:
+    """What calibration and measurement work on. Raises as `compile`."""
     graphs, _, applied = _read(model, options)
     backend, target = resolve_targets(options)[0]
     found: list[Graph] = []
+    is_whole = len(graphs) == 1
     for graph, _, variant in _variants(graphs, applied):
         if not variant.dims:
-            _, _, blocks, context = _blocks(graph, Context(options=variant, target=target, backend=backend))
+            _, chart, blocks, context = _blocks(graph, Context(options=variant, target=target, backend=backend))
             found += [PassManager(CORE_PASSES, context).run(block) for block in blocks]
-    return tuple(found)
+            is_whole = is_whole and chart is None
+    return CoreGraphs(tuple(found), is_whole)
 
 
 def _check_record(record: Quantization, found: Mapping[str, Product], general: bool) -> None:

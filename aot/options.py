@@ -111,7 +111,7 @@ class CompileOptions:
             raise OptionError(f"unknown weights mode {self.weights!r}", hint=f"Known: {', '.join(WEIGHTS)}.")
         if self.weights == "none" and self.quantization is not None:
             raise OptionError(
-                "callers have the model's weights, not the quantized ones: weights='none' does not go with quantization",
+                "callers have the model's weights, not quantized ones: weights='none' does not go with quantization",
                 hint="Keep them in the file (embedded), or beside it (external).",
             )
         if self.bisect is not None and self.bisect < 0:

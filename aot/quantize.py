@@ -8,7 +8,7 @@ from typing import Any
 
 from aot import driver
 from aot.calibrate import Calibration, Tell, calibrate_graph, first_state, in_branches, no_product, no_sample, plain
-from aot.errors import OptionError
+from aot.errors import OptionError, UnsupportedError
 from aot.ir import Graph
 from aot.ledger import alone_errors, measured
 from aot.metrics import DEFAULT_BUDGET, first_few, own_metric, parse_budget
@@ -59,8 +59,14 @@ def quantize(
     asked = options or CompileOptions()
     options = plain(asked)
     tell("read", "model")
-    graphs = driver.core_graphs(model, options)
-    if len(graphs) > 1:
+    cores = driver.core_graphs(model, options)
+    graphs = cores.graphs
+    if not cores.is_whole:
+        if accuracy_budget is not None:
+            raise UnsupportedError(
+                "no accuracy budget can be held for a model with branches or loops that are decided in a run",
+                hint="Fix the input that decides (--set NAME=VALUE), or leave the budget out.",
+            )
         return _unmeasured(graphs, method, data is not None)
     (graph,) = graphs
     found = products(graph)

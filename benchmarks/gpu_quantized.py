@@ -297,7 +297,7 @@ def prepare_model(definition: Any, folder: Path, cache: Path | None) -> None:
 
     plain = Artifact.build
     program, options = program_of(definition), CompileOptions()
-    (graph,) = driver.core_graphs(program, options)
+    (graph,) = driver.core_graphs(program, options).graphs
     found = products(graph)
     given = [value.numpy() for value in definition.inputs(definition.batch, 5)]
     sample = dict(zip([value.name for value in graph.inputs], given, strict=True))

@@ -56,11 +56,12 @@ def fake_quant_graph(model: Path, opened: Artifact, record: Path | None) -> Grap
     asked = opened.meta.get("options", {})
     options = replace(_options(asked), targets=("cpu",))
     wanted = asked.get("quantization")
-    graphs = driver.core_graphs(model, options)
-    if len(graphs) > 1:
+    cores = driver.core_graphs(model, options)
+    if not cores.is_whole:
         raise OptionError("the model has branches or loops that are decided in a run: it has no one quantized graph")
+    (graph,) = cores.graphs
     if wanted is None:
-        return graphs[0]
+        return graph
     if record is None or not record.exists():
         raise OptionError(
             "the artifact was built from a quantization record, which is needed here",
@@ -70,7 +71,7 @@ def fake_quant_graph(model: Path, opened: Artifact, record: Path | None) -> Grap
     found = Quantization.open(record)
     if found.digest != wanted:
         raise OptionError("the artifact was built from another record", where=str(record))
-    return quantized(graphs[0], found, Context(options=options))
+    return quantized(graph, found, Context(options=options))
 
 
 def _options(asked: Mapping[str, Any]) -> CompileOptions:

@@ -131,7 +131,7 @@ def data_of(name: str, count: int = 3, seed: int = 1) -> list[dict[str, Array]]:
 
 def core_graph(model: Any, options: CompileOptions) -> Graph:
     """What calibration works on."""
-    (graph,) = driver.core_graphs(model, plain(options))
+    (graph,) = driver.core_graphs(model, plain(options)).graphs
     return graph
 
 
@@ -161,7 +161,7 @@ def build(model: Any, options: CompileOptions, record: Quantization | None = Non
 def relative_error(found: Array, expected: Array) -> float:
     """The norm of the difference in parts of the norm of what is expected."""
     wide = np.asarray(expected, np.float64)
-    return float(np.linalg.norm(np.asarray(found, np.float64) - wide) / max(np.linalg.norm(wide), 1e-30))
+    return float(np.linalg.norm(np.asarray(found, np.float64) - wide)) / max(float(np.linalg.norm(wide)), 1e-30)
 
 
 def save_onnx(model: onnx.ModelProto, path: Path) -> Path:

@@ -24,7 +24,7 @@ from aot.quantizer import planned
 from aot.transforms.products import products
 from tests.quantization import models
 
-RAW = {"balance": False, "equalize": False, "bias_correction": False}
+RAW: dict[str, Any] = {"balance": False, "equalize": False, "bias_correction": False}
 QUICK_SEEDS = 2
 SEEDS = [pytest.param(seed, marks=() if seed < QUICK_SEEDS else pytest.mark.slow) for seed in range(20)]
 
