@@ -142,7 +142,7 @@ def _range(seen: Observation, group: Sequence[Product], method: Method) -> Range
     most = seen.most
     best, least = plain, _WORTH * _modelled_error(seen, group, weights, plain, seen.error(low, high, _LEVELS))
     for reference, exponent in _ATTENUATIONS:
-        ordinary = float(np.quantile(most, reference))
+        ordinary = float(np.quantile(most, reference, method="lower"))  # between two it leans towards an outlier
         if ordinary <= 0 or ordinary >= most.max():
             continue
         balance = np.maximum(most / ordinary, 1.0).astype(np.float32) ** np.float32(exponent)
