@@ -27,7 +27,7 @@ METRICS: Mapping[str, str] = {
 }
 """Errors that need no labels, and what they are called."""
 
-DEFAULT_BUDGET = "relative=0.1"
+DEFAULT_BUDGET = "relative=0.05"
 LARGEST_ERROR = 1e30
 """What an error is that has no bound, such as that of NaN: records are JSON, which has no infinity."""
 

@@ -273,16 +273,29 @@ def program_of(definition: Any) -> Any:
         return torch.export.export(model, definition.inputs(definition.batch, 1), strict=False)
 
 
+def options_of(record: Any) -> Any:
+    """The options of a model's build, with a record of what is quantized or None."""
+    from aot.options import CompileOptions
+
+    return CompileOptions(targets=(TARGET,), precision="fp16", weights="external", quantization=record)
+
+
 def prepare_model(definition: Any, folder: Path, cache: Path | None) -> None:
     """Writes a model's artifacts and, of the quantized ones, the records."""
     import aot
     from aot import driver
+    from aot.artifacts import Artifact
     from aot.calibrate import calibrate_graph
     from aot.options import CompileOptions
     from aot.quantization import Method
     from aot.quantizer import planned
     from aot.transforms.products import products
 
+    def without_weights(*given: Any, **named: Any) -> Artifact:
+        """As options would not have it: callers usually have no quantized weights."""
+        return plain(*given, **{**named, "weights": "none", "external_name": ""})
+
+    plain = Artifact.build
     program, options = program_of(definition), CompileOptions()
     (graph,) = driver.core_graphs(program, options).graphs
     found = products(graph)
@@ -293,9 +306,8 @@ def prepare_model(definition: Any, folder: Path, cache: Path | None) -> None:
         record = None if form == "f16" else planned(found, Method(form=form), seen)
         if record is not None:
             record.save(folder / f"{definition.name}.{form}.record")
-        artifact = aot.compile(
-            program, target=TARGET, precision="fp16", weights="none", quantization=record, cache_dir=cache
-        )
+        with mock.patch.object(Artifact, "build", without_weights):
+            artifact = aot.compile(program, options=options_of(record), external_name="weights", cache_dir=cache)
         artifact.save(folder / f"{definition.name}.{form}.aot")
         launches = [kernel for program in artifact.programs for kernel, _ in program.launches]
         spilled = sum(bool(kernel.image and kernel.image.spilled_bytes) for kernel in launches)
@@ -365,11 +377,9 @@ def run_chains(group: list[Chain], folder: Path, seconds: float) -> dict[str, An
 def quantized_weights(definition: Any, form: str, folder: Path) -> dict[str, Array]:
     """The constants of a quantized model, by the names that its artifact asks for, from the passes that made them."""
     from aot import driver
-    from aot.options import CompileOptions
     from aot.quantization import Quantization
 
-    record = Quantization.open(folder / f"{definition.name}.{form}.record")
-    options = CompileOptions(targets=(TARGET,), precision="fp16", weights="none", quantization=record)
+    options = options_of(Quantization.open(folder / f"{definition.name}.{form}.record"))
     consts = [
         source
         for lowered in driver.lower(program_of(definition), options)

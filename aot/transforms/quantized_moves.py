@@ -16,6 +16,7 @@ from aot.builder import Builder
 from aot.dims import Dim, product, typical
 from aot.dtypes import I8, U8, DType
 from aot.ir import Array, Graph, Node, Value, live, replaced
+from aot.ops.quantized import FLOAT8
 from aot.passes import Context
 from aot.pattern import SILENT, AnyValue, Constant, Match, RewriteBuilder, Rule, View, op, rule
 from aot.transforms.fold import fold_node
@@ -30,10 +31,9 @@ _JOINS = MOVES | {"concat"}
 
 
 def _floats_moved(nodes: Sequence[Node], view: View) -> float:
-    """How many floats the moves among some nodes move."""
-    return sum(
-        typical(node.output.type.elements) for node in nodes if node.op in _JOINS and node.output.type.dtype.is_float
-    )
+    """How many floats the moves among some nodes move; those of 8 bits are quantized numbers."""
+    moved = (node.output.type for node in nodes if node.op in _JOINS)
+    return sum(typical(type_.elements) for type_ in moved if type_.dtype.is_float and type_.dtype not in FLOAT8)
 
 
 def parameters(node: Node) -> tuple[Value, Value | None]:

@@ -583,3 +583,17 @@ def test_bisection_counts_products() -> None:
 def test_a_graph_without_quantized_numbers_is_left_alone() -> None:
     graph = graph_of(lambda b: b.matmul(b.input("x", F32, (3, 4)), b.input("y", F32, (4, 5))))
     assert lower_quantized(graph, context()) is graph
+
+
+def test_moves_of_floats_of_8_bits() -> None:
+    """These are quantized numbers: what moves them moves no floats."""
+
+    def build(b: Builder) -> Value:
+        x = b.slice(b.exp(b.input("x", F32, (4, 9, 16))), starts=(0, 0, 0), sizes=(4, 1, 16), steps=(1, 1, 1))
+        q = b.quantize(x, b.const(np.float32(0.02)), None, to=dtypes.F8E4M3)
+        row = b.dequantize(b.reshape(q, shape=(4, 16)), b.const(np.float32(0.02)), None)
+        w = b.dequantize(b.const(scales(16, 8).astype(dtypes.F8E4M3.numpy)), b.const(np.float32(0.5)), None)
+        return b.matmul(row, w)
+
+    result = lowered(graph_of(build), context(CUDA, ("float8",)))
+    assert "matmul_8bit" in ops(result) and ops(result).index("quantize") < ops(result).index("slice")
