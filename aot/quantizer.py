@@ -163,15 +163,17 @@ def _balances(most: Array, largest: Array) -> Iterator[Array]:
     room, and a channel that hardly speaks on it may speak on other data.
     """
     for reference, exponent in _ATTENUATIONS:
-        ordinary = float(np.quantile(most, reference))
+        # Between two channels a quantile leans towards an outlier.
+        ordinary = float(np.quantile(most, reference, method="lower"))
         if ordinary <= 0:
             continue
         down = np.maximum(most / ordinary, 1.0) ** exponent
         if ordinary < most.max():
             yield down
-        heavy = largest > 2 * np.quantile(largest, reference)
+        usual = float(np.quantile(largest, reference, method="lower"))
+        heavy = largest > 2 * usual
         if heavy.any():
-            wanted = np.quantile(largest, reference) / np.where(heavy, largest, 1.0)
+            wanted = usual / np.where(heavy, largest, 1.0)
             up = np.minimum(np.maximum(wanted, most / (ordinary / 2)), 1.0)
             yield np.where(heavy & (down == 1), up, down)
 
