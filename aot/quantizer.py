@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,7 +23,7 @@ from aot.transforms.quantize import packed_weight
 _LEVELS = 255
 _ATTENUATIONS = tuple((reference, exponent) for reference in (0.75, 0.9, 0.99) for exponent in (0.5, 1.0))
 """Ways to balance: which of the channels' ranges counts as ordinary, as a quantile, and how much of what a channel has
-beyond it goes to its weight. Channels are never amplified: one that hardly speaks on this data may on other data."""
+beyond it goes to its weight."""
 
 _WORTH = 0.7
 """Balance costs a multiplication: it is used where it lessens the modelled error to this part."""
@@ -141,11 +141,8 @@ def _range(seen: Observation, group: Sequence[Product], method: Method) -> Range
     weights = [weight_array(product) for product in group]
     most = seen.most
     best, least = plain, _WORTH * _modelled_error(seen, group, weights, plain, seen.error(low, high, _LEVELS))
-    for reference, exponent in _ATTENUATIONS:
-        ordinary = float(np.quantile(most, reference, method="lower"))  # between two it leans towards an outlier
-        if ordinary <= 0 or ordinary >= most.max():
-            continue
-        balance = np.maximum(most / ordinary, 1.0).astype(np.float32) ** np.float32(exponent)
+    for factor in _balances(most, _largest(group, weights)):
+        balance = factor.astype(np.float32)
         ends = [np.where(np.isfinite(end), end, 0) / balance for end in (seen.low, seen.high)]
         found = Range(min(float(ends[0].min()), 0.0), max(float(ends[1].max()), 0.0), balance)
         if method.symmetric:
@@ -156,6 +153,43 @@ def _range(seen: Observation, group: Sequence[Product], method: Method) -> Range
         if error < least:
             best, least = found, error
     return best
+
+
+def _balances(most: Array, largest: Array) -> Iterator[Array]:
+    """f64 [channels]: what activations may be divided by, from the largest magnitudes of activations and of weights.
+
+    Channels that stand out are attenuated. Where a channel's weights stand out instead, it is amplified, and its
+    weights shrink; but only up to half of what an ordinary channel has: numbers larger than those on this data have
+    room, and a channel that hardly speaks on it may speak on other data.
+    """
+    for reference, exponent in _ATTENUATIONS:
+        # Between two channels a quantile leans towards an outlier.
+        ordinary = float(np.quantile(most, reference, method="lower"))
+        if ordinary <= 0:
+            continue
+        down = np.maximum(most / ordinary, 1.0) ** exponent
+        if ordinary < most.max():
+            yield down
+        usual = float(np.quantile(largest, reference, method="lower"))
+        heavy = largest > 2 * usual
+        if heavy.any():
+            wanted = usual / np.where(heavy, largest, 1.0)
+            up = np.minimum(np.maximum(wanted, most / (ordinary / 2)), 1.0)
+            yield np.where(heavy & (down == 1), up, down)
+
+
+def _largest(group: Sequence[Product], weights: Sequence[Array]) -> Array:
+    """f64 [channels]: the largest magnitude of the weights of each channel."""
+    found = np.zeros(group[0].channels)
+    for product, weight in zip(group, weights, strict=True):
+        if product.node.op == "matmul":
+            own = np.abs(weight).max(axis=1)
+        else:
+            outputs, inputs, *_ = weight.shape
+            grouped = np.abs(weight).reshape(product.groups, outputs // product.groups, inputs, -1)
+            own = grouped.max(axis=(1, 3)).reshape(-1)
+        found = np.maximum(found, own)
+    return found
 
 
 def _modelled_error(
