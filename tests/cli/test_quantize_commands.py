@@ -101,7 +101,6 @@ def test_merge(folder: Path, tmp_path: Path) -> None:
         (("calibrate", "--merge", "{calibration}", "--data", "{data}"), "--merge adds up"),
         (("calibrate", "--merge", "{calibration}", "{model}"), "not a calibration file"),
         (("calibrate", "--merge", "{data}/nothing"), "cannot read a calibration"),
-        (("calibrate", "{record}", "--data", "{data}"), ""),
         (("quantize", "{model}"), "takes its numbers from data"),
         (("quantize", "{model}", "--form", "int9"), "int9"),
         (("quantize", "{model}", "--form", "int8", "--block", "32", "--data", "{data}"), "blocks are for"),
