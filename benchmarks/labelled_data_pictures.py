@@ -6,8 +6,6 @@ import io
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from labelled_data import Array, Maker, Pair, Run, Sample, Store, largest_error, mean_of_first, roc_auc, same

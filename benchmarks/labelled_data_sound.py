@@ -8,7 +8,18 @@ from functools import cache
 
 import numpy as np
 from labelled_data import (
-    Array, Maker, Outputs, Pair, Run, Sample, Store, concordance, largest_error, mean_of_first, roc_auc, same,
+    Array,
+    Maker,
+    Outputs,
+    Pair,
+    Run,
+    Sample,
+    Store,
+    concordance,
+    largest_error,
+    mean_of_first,
+    roc_auc,
+    same,
 )  # fmt: skip
 
 RATE = 16000

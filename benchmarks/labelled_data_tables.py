@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def _trained(x: Array, y: Array, outputs: int, width: int = 128, steps: int = 15
     """
     random = np.random.default_rng(5)
     sizes = (x.shape[1], width, width, outputs)
-    pairs = list(zip(sizes, sizes[1:], strict=False))
+    pairs = list(itertools.pairwise(sizes))
     parameters = [random.standard_normal(p) * np.sqrt(2 / p[0]) for p in pairs] + [np.zeros(p[1]) for p in pairs]
     first, second = ([np.zeros_like(p) for p in parameters] for _ in range(2))
     for step in range(1, steps + 1):

@@ -77,6 +77,11 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(row)} |" for row in rows)]
 
 
+def loss(row: Row) -> float:
+    """What is lost of the score; a gain is none."""
+    return max(-float(row["gain"]), 0.0)
+
+
 def _change(row: Row) -> str:
     return f"{row['gain']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
 
@@ -87,7 +92,7 @@ def _accuracy(rows: Sequence[Row]) -> list[str]:
         found, margin = row["found"], row["margin"]
         ours, best = found[OURS], best_static(found)
         theirs = found[best] if best else None
-        holds = -ours["gain"] <= margin and (theirs is None or ours["gain"] >= theirs["gain"])
+        holds = -ours["gain"] <= margin and (theirs is None or loss(ours) <= loss(theirs))
         agreement = "; ".join(f"{name} {value:.4f}" for name, value in ours["agreement"].items())
         other = "; ".join(f"{value:.4f}" for value in theirs["agreement"].values()) if theirs else ""
         told = f"{_change(theirs)} ({str(best).removeprefix('static ')})" if theirs else "fails"
