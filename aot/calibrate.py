@@ -32,8 +32,6 @@ from aot.transforms.products import Product, products, products_digest
 Tell = Callable[[str, str], None]
 
 _AGAIN = "Write it with `aotc calibrate`."
-NO_PRODUCT = "the model has no product with a constant weight: there is nothing to quantize"
-
 _MODULUS = 1 << 256
 _GRAM_BYTES = 1 << 30
 """What sums of x xᵀ may take at a time; more products are another pass over the data."""
@@ -52,11 +50,14 @@ class Calibration:
     taps: Mapping[str, Observation]
 
     def __add__(self, other: Calibration) -> Calibration:
-        if self.graph != other.graph:
+        if self.graph != other.graph or self._channels() != other._channels():
             raise OptionError("the calibrations are of different models", hint="Add up shards of one model only.")
         total = (int(self.data, 16) + int(other.data, 16)) % _MODULUS
         both = {name: seen + other.taps[name] for name, seen in self.taps.items()}
         return Calibration(self.graph, f"{total:064x}", self.samples + other.samples, both)
+
+    def _channels(self) -> dict[str, int]:
+        return {name: seen.low.size for name, seen in self.taps.items()}
 
     def to_bytes(self) -> bytes:
         """The file. Equal calibrations give equal bytes."""
@@ -81,9 +82,9 @@ class Calibration:
                 number, _, name = key.partition(".")
                 fields[int(number)][name] = array
             seen = dict(zip(document["taps"], map(Observation.from_arrays, fields), strict=True))
-            int(document["data"], 16)
-            return Calibration(str(document["graph"]), document["data"], int(document["samples"]), seen)
-        except (KeyError, ValueError, IndexError, TypeError) as error:
+            data_digest = f"{int(document['data'], 16) % _MODULUS:064x}"
+            return Calibration(str(document["graph"]), data_digest, int(document["samples"]), seen)
+        except (KeyError, ValueError, IndexError, TypeError, OverflowError) as error:
             raise OptionError(f"the calibration is damaged: {error}", where=where, hint=_AGAIN) from error
 
     def save(self, path: Path) -> None:
@@ -94,12 +95,12 @@ class Calibration:
         """Raises OptionError where there is no calibration."""
         return Calibration.from_bytes(read_file(path, "a calibration", _AGAIN), str(path))
 
-    def check(self, digest: str, where: str = "") -> None:
+    def check(self, found: Sequence[Product]) -> None:
         """Raises OptionError where it is of other products."""
-        if self.graph != digest:
+        channels = {name: group[0].channels for name, group in taps(found).items()}
+        if self.graph != products_digest(found) or self._channels() != channels:
             raise OptionError(
                 "the calibration is of another model: its products with weights differ",
-                where=where,
                 hint="Calibrate this model, with the same --dim, --set and --exact as the build has.",
             )
 
@@ -111,19 +112,40 @@ def calibrate(model: Any, data: Data, options: CompileOptions | None = None, tel
     and for one that does not fit.
     """
     options = plain(options or CompileOptions())
-    graphs = driver.core_graphs(model, options)
-    if len(graphs) > 1:
-        raise in_branches(graphs)
-    (graph,) = graphs
-    samples = open_samples(data, graph.inputs)
+    cores = driver.core_graphs(model, options)
+    if not cores.is_whole:
+        raise in_branches(cores.graphs)
+    (graph,) = cores.graphs
+    samples = open_samples(data, graph.inputs, defaults=first_state(graph))
     return calibrate_graph(graph, products(graph), samples(), options, tell or (lambda stage, detail: None))
 
 
+def no_product(graphs: Sequence[Graph]) -> OptionError:
+    """The error for a model without a product that can be quantized."""
+    kinds = {
+        node.operands[1].type.dtype.name
+        for graph in graphs
+        for node in graph.nodes
+        if node.op in ("conv", "matmul") and node.operands[1] in graph.consts
+    } - {"f32"}
+    return OptionError(
+        "the model has no product of float32 with a constant weight: there is nothing to quantize",
+        hint=f"Its products are of {', '.join(sorted(kinds))}: export it in float32."
+        if kinds
+        else "Build it as it is.",
+    )
+
+
+def no_sample() -> OptionError:
+    """The error for data without a sample."""
+    return OptionError("there is no sample in the data", hint="Give inputs as the model is used with.")
+
+
 def in_branches(graphs: Sequence[Graph]) -> UnsupportedError:
-    """The error for a model of several graphs: values inside of branches and loops cannot be observed."""
+    """The error for a model that is not one graph: values inside of branches and loops cannot be observed."""
     return UnsupportedError(
         "values inside of branches and loops that are decided in a run cannot be observed",
-        where=f"a model of {len(graphs)} blocks",
+        where=f"a model of {len(graphs)} block{'s' if len(graphs) > 1 else ''}",
         hint="Fix the input that decides (--set NAME=VALUE), or choose a form that needs no data: int8-dynamic.",
     )
 
@@ -134,7 +156,7 @@ def calibrate_graph(
     """The same for a graph that has been through the passes that all targets share, and its products."""
     groups = taps(found)
     if not groups:
-        raise OptionError(NO_PRODUCT)
+        raise no_product((graph,))
     names = list(groups)
     tell("build", f"{len(names)} tensors are observed")
     seen: dict[str, Observation] = {}
@@ -149,7 +171,7 @@ def calibrate_graph(
             digest = (digest + sample_digest(sample)) % _MODULUS
             count += 1
     if not count:
-        raise OptionError("there is no sample to calibrate with", hint="Give inputs as the model is used with.")
+        raise no_sample()
     return Calibration(products_digest(found), f"{digest:064x}", count, seen)
 
 
@@ -176,14 +198,30 @@ def gram_sums(
                 for name in names:
                     here = np.asarray(results[f"{name} gram"], np.float64)
                     sums[name] = here if name not in sums else sums[name] + here
+        if not sums:
+            raise no_sample()
         for name, group in part:
             for product in group:
                 yield product, sums[name]
 
 
+def first_state(graph: Graph) -> dict[str, Array]:
+    """What the state of the model holds before its first run, where the model says it: samples may leave it out."""
+    found: dict[str, Array] = {}
+    for number, const in graph.initial:
+        value = graph.inputs[number]
+        shape = [extent for extent in value.type.shape if isinstance(extent, int)]
+        if len(shape) == value.type.rank:
+            found[value.name] = np.array(np.broadcast_to(const.array(), shape))  # one number may stand for all
+    return found
+
+
 def plain(options: CompileOptions) -> CompileOptions:
     """Options of a build for measurements on this machine: the same model, in f32, with nothing quantized."""
-    return replace(options, targets=("cpu",), precision="fp32", quantization=None, variants=(), weights="embedded")
+    return replace(
+        options, targets=("cpu",), precision="fp32", io_dtype="model", quantization=None, variants=(),
+        weights="embedded", dump_dir=None,
+    )  # fmt: skip
 
 
 def this_cpu(graph: Graph, options: CompileOptions) -> tuple[Backend, Target]:
@@ -212,7 +250,7 @@ def run(model: Any, sample: Sample, number: int) -> Mapping[str, Array]:
     """The results of one run; raises OptionError, which names the sample, where its shapes do not fit."""
     wanted = {spec.name for spec in model.inputs}
     try:
-        given = {name: np.ascontiguousarray(array) for name, array in sample.items() if name in wanted}
+        given = {name: np.asarray(array, order="C") for name, array in sample.items() if name in wanted}
         results: Mapping[str, Array] = model.run(given)
         return results
     except AotError as error:
@@ -224,6 +262,6 @@ def sample_digest(sample: Sample) -> int:
     """SHA-256 over names, types, shapes and bytes, as a number: digests of samples add up."""
     summary = hashlib.sha256()
     for name in sorted(sample):
-        array = np.ascontiguousarray(sample[name])
+        array = np.asarray(sample[name], order="C")
         summary.update(f"{name} {array.dtype.str} {array.shape}\n".encode() + array.tobytes())
     return int.from_bytes(summary.digest(), "big")

@@ -35,7 +35,7 @@ from aot.target import Target
 from aot.text import print_graph
 from aot.transforms.bind_shapes import bind_shapes
 from aot.transforms.convert_io import convert_io
-from aot.transforms.products import products
+from aot.transforms.products import Product, products, products_digest
 from aot.views import VIEW_OPS
 
 Progress = Callable[[str, str], None]
@@ -236,13 +236,19 @@ def _lowered(
     tell: Progress,
 ) -> Iterator[Lowered]:
     """Every program to make, through all passes: each variant for each target. `options` are for the passes."""
+    found: dict[str, Product] = {}
     for graph, variant_name, variant in _variants(graphs, options):
+        is_last = graph is graphs[-1][1]
         with report.stage("transform"):
             context = Context(options=variant, target=targets[0][1], backend=targets[0][0])
             graph, chart, blocks, context = _blocks(graph, context)
             run = partial(_run, CORE_PASSES, context, "transform", tell)
             cores = [run(block) for block in blocks]
-            _check_record(options.quantization, cores)
+            if options.quantization is not None:
+                own = {product.name: product for core in cores for product in products(core)}
+                found |= {} if variant.dims else own
+                if is_last:  # by then all are known where an input decides what the program is
+                    _check_record(options.quantization, found | own, general=not variant.dims)
         for backend, hardware in targets:
             placed = place_host_steps(graph, chart, cores, backend, hardware, allowed=options.host_steps)
             with report.stage("fuse and plan"):
@@ -292,30 +298,49 @@ def _edges(options: CompileOptions) -> frontend.Edges:
     return frontend.Edges(options.overridable, dict(options.values))
 
 
-def core_graphs(model: Any, options: CompileOptions) -> tuple[Graph, ...]:
-    """The model's general program after the core passes: what calibration and measurement work on.
+@dataclass(frozen=True)
+class CoreGraphs:
+    """A model's general program after the core passes.
 
-    Several graphs, in order, where branches or loops that are decided in a run cut it.
+    Parts of it where branches or loops that are decided in a run cut it, or where the value of an input decides what
+    the program is; else the whole.
     """
+
+    graphs: tuple[Graph, ...]
+    is_whole: bool
+
+
+def core_graphs(model: Any, options: CompileOptions) -> CoreGraphs:
+    """What calibration and measurement work on. Raises as `compile`."""
     graphs, _, applied = _read(model, options)
     backend, target = resolve_targets(options)[0]
-    graph, _, variant = list(_variants(graphs, applied))[-1]
-    _, _, blocks, context = _blocks(graph, Context(options=variant, target=target, backend=backend))
-    return tuple(PassManager(CORE_PASSES, context).run(block) for block in blocks)
+    found: list[Graph] = []
+    is_whole = len(graphs) == 1
+    for graph, _, variant in _variants(graphs, applied):
+        if not variant.dims:
+            _, chart, blocks, context = _blocks(graph, Context(options=variant, target=target, backend=backend))
+            found += [PassManager(CORE_PASSES, context).run(block) for block in blocks]
+            is_whole = is_whole and chart is None
+    return CoreGraphs(tuple(found), is_whole)
 
 
-def _check_record(record: Quantization | None, cores: Sequence[Graph]) -> None:
-    """Raises OptionError where a record is of another model: a product that it quantizes is not there."""
-    if record is None:
-        return
-    found = {product.name for graph in cores for product in products(graph)}
+def _check_record(record: Quantization, found: Mapping[str, Product], general: bool) -> None:
+    """Raises OptionError where a record is of another model: a product that it quantizes is not there.
+
+    Of the general program, which the record was made of, weights are compared too.
+    """
     missing = [node.node for node in record.nodes if node.node not in found]
     if missing:
         raise OptionError(
             f"the record quantizes {len(missing)} nodes that the model does not have",
             where=missing[0],
-            hint="Make it of this model, with the same --dim, --set and --exact as the build has: aotc quantize.",
+            hint=_OF_THIS_MODEL,
         )
+    if general and record.graph != products_digest([found[node.node] for node in record.nodes]):
+        raise OptionError("the record is of another model: its nodes have other weights", hint=_OF_THIS_MODEL)
+
+
+_OF_THIS_MODEL = "Make it of this model, with the same --dim, --set and --exact as the build has: aotc quantize."
 
 
 def build_graph(graph: Graph, options: CompileOptions, hardware: tuple[Backend, Target]) -> tuple[Artifact, Graph]:

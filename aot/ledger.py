@@ -17,7 +17,7 @@ import numpy as np
 from aot.calibrate import Tell, run, running
 from aot.dtypes import BOOL
 from aot.ir import Array, Graph, TensorType, Value
-from aot.metrics import Budget, Difference, Outputs, loss, own_metric
+from aot.metrics import METRICS, Budget, Difference, Outputs, loss, own_metric
 from aot.options import CompileOptions
 from aot.passes import Context
 from aot.product_times import Times
@@ -52,9 +52,8 @@ class _Bench:
         found = run(self.model, {**self.samples[number], **switches}, number)
         return {name: np.array(array) for name, array in found.items()}
 
-    def errors(self, choices: Sequence[Sequence[bool]], what: str) -> list[float]:
+    def errors(self, choices: Sequence[Sequence[bool]], what: str, metric: str = "relative") -> list[float]:
         """The error of each choice, over all samples; one sample's reference is held at a time."""
-        metric = "relative" if self.budget.is_own else self.budget.metric
         collected = [Difference() for _ in choices]
         nothing = [False] * len(self.names)
         for number in range(len(self.samples)):
@@ -67,7 +66,7 @@ class _Bench:
     def final(self, choice: Sequence[bool], what: str) -> float:
         """The error that the budget is about."""
         if not self.budget.is_own:
-            return self.errors([choice], what)[0]
+            return self.errors([choice], what, self.budget.metric)[0]
         metric = own_metric(self.budget.metric)
         nothing = [False] * len(self.names)
         values = []
@@ -114,7 +113,7 @@ def measured(
     for n in order:
         reason = entries[names[n]].reason
         if not reason and names[n] not in kept:
-            reason = f"the budget: {budget.name} {alone[n]:.2g} alone"
+            reason = f"the budget: {METRICS['relative']} {alone[n]:.2g} alone"
         form = entries[names[n]].form if names[n] in kept else FLOAT
         entries[names[n]] = replace(entries[names[n]], reason=reason, form=form)
     forms = {name: node.form if name in kept else FLOAT for name, node in record.by_node.items()}
@@ -123,6 +122,15 @@ def measured(
         record.with_forms(forms), metric=budget.name, budget=budget.most, final=final.error,
         measured_samples=len(samples), timed=times.said, ledger=tuple(entries[name] for name in names), points=points,
     )  # fmt: skip
+
+
+def alone_errors(
+    graph: Graph, record: Quantization, samples: Sequence[Sample], budget: Budget, options: CompileOptions, tell: Tell
+) -> dict[str, float]:
+    """The error with each product of a record quantized and nothing else, by node."""
+    with _opened(graph, record, samples, budget, options, tell) as bench:
+        found = _alone(bench, [node.form != FLOAT for node in record.nodes])
+    return {record.nodes[n].node: error for n, error in found.items()}
 
 
 def _alone(bench: _Bench, able: Sequence[bool]) -> dict[int, float]:
@@ -134,8 +142,9 @@ def _alone(bench: _Bench, able: Sequence[bool]) -> dict[int, float]:
 
 def _running(bench: _Bench, order: Sequence[int]) -> dict[int, float]:
     """The error with each product and all that stand before it."""
-    size = len(bench.names)
-    choices = [[m in set(order[: place + 1]) for m in range(size)] for place in range(len(order))]
+    place = {n: number for number, n in enumerate(order)}
+    last = len(order)
+    choices = [[place.get(m, last) <= number for m in range(len(bench.names))] for number in range(len(order))]
     return dict(zip(order, bench.errors(choices, "running total"), strict=True))
 
 
@@ -199,5 +208,6 @@ def _opened(
     names = [node.node for node in record.nodes]
     switch = Value(TensorType(BOOL, (len(names),)), SWITCHES)
     tell("build", "both forms of every product")
-    with running(quantized(graph, record, Context(options=options), switch), options) as model:
+    both = quantized(graph.with_(state=()), record, Context(options=options), switch)  # each sample has its state
+    with running(both, options) as model:
         yield _Bench(model, samples, names, budget, tell)

@@ -1,7 +1,8 @@
 """How far a model's outputs are from those of its float form: the errors that budgets and ledgers speak of.
 
 An error is 0 for equal outputs, and grows with the difference. Outputs that are not finite in the float form are left
-out of relative errors and cosines: no form of the model can be held to them.
+out of relative errors and cosines: no form of the model can be held to them. Of outputs of whole numbers or truth
+values, an error is the share that differs, whatever the metric.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ METRICS: Mapping[str, str] = {
 }
 """Errors that need no labels, and what they are called."""
 
-DEFAULT_BUDGET = "relative=0.1"
+DEFAULT_BUDGET = "relative=0.05"
+LARGEST_ERROR = 1e30
+"""What an error is that has no bound, such as that of NaN: records are JSON, which has no infinity."""
+
 _SHAPE = "Write relative=0.05, cosine=0.995, top1=0.99, or module:function=0.005 for a metric of your own."
 
 
@@ -58,7 +62,7 @@ def parse_budget(text: str) -> Budget:
         value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
     except ValueError:
         value = math.nan
-    if not metric or not 0 <= value < math.inf or (metric not in METRICS and ":" not in metric):
+    if not metric or not 0 <= value < LARGEST_ERROR or (metric not in METRICS and ":" not in metric):
         raise OptionError(f"cannot read the budget {text!r}", hint=_SHAPE)
     if metric in ("cosine", "top1"):
         if value > 1:
@@ -77,6 +81,7 @@ class _Sums:
     vectors: int = 0
     flips: int = 0
     answers: int = 0
+    whole: bool = False
 
 
 @dataclass(slots=True)
@@ -88,42 +93,64 @@ class Difference:
     def add(self, found: Outputs, expected: Outputs) -> None:
         """The outputs of one run, by name."""
         for name, reference in expected.items():
+            result = np.asarray(found[name])
+            if reference.dtype.kind == "c":
+                result, reference = (np.stack([array.real, array.imag], axis=-2) for array in (result, reference))
             if reference.dtype.kind != "f" and reference.dtype.name != "bfloat16":
-                self._add_whole(name, np.asarray(found[name]), reference)
+                self._add_whole(name, result, reference)
                 continue
-            self._add_float(name, np.asarray(found[name], np.float64), np.asarray(reference, np.float64))
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._add_float(name, np.asarray(result, np.float64), np.asarray(reference, np.float64))
 
     def _add_whole(self, name: str, found: Array, expected: Array) -> None:
-        sums = self.outputs.setdefault(name, _Sums())
+        sums = self.outputs.setdefault(name, _Sums(whole=True))
         sums.flips += int(np.sum(found != expected)) if found.shape == expected.shape else expected.size
         sums.answers += expected.size
 
     def _add_float(self, name: str, found: Array, expected: Array) -> None:
         sums = self.outputs.setdefault(name, _Sums())
+        classes = expected.shape[-1] if expected.ndim else 1
+        answers = expected.size // classes if classes > 1 else 0
+        sums.answers += answers
         if found.shape != expected.shape:  # as many as the data decides: nothing is comparable
             sums.difference, sums.reference = math.inf, 1.0
+            sums.flips += answers
             return
         kept = np.isfinite(expected)
         plain = np.where(kept, expected, 0.0)
         other = np.where(kept, found, 0.0)
-        if not np.isfinite(other).all():
+        broken = ~np.isfinite(other)
+        if broken.any():
             sums.difference = math.inf
             other = np.nan_to_num(other)
         sums.difference += float(np.square(other - plain).sum())
         sums.reference += float(np.square(plain).sum())
         lengths = float(np.linalg.norm(plain) * np.linalg.norm(other))
-        sums.angles += 1 - float(np.vdot(plain, other)) / lengths if lengths > 0 else float(np.any(plain != other))
+        if not np.array_equal(plain, other):  # of equal ones rounding might make a little more than nothing
+            sums.angles += max(1 - float(np.vdot(plain, other)) / lengths, 0.0) if lengths > 0 else 1.0
         sums.vectors += 1
-        if expected.ndim and expected.shape[-1] > 1 and expected.size:
-            sums.flips += int(np.sum(np.argmax(other, axis=-1) != np.argmax(plain, axis=-1)))
-            sums.answers += expected.size // expected.shape[-1]
+        if answers:
+            other_answers = np.argmax(other, axis=-1) != np.argmax(plain, axis=-1)
+            sums.flips += int(np.sum(other_answers | broken.any(axis=-1)))
 
     def error(self, metric: str) -> float:
-        """The largest of all outputs: "relative", "cosine" or "top1"."""
-        return max((self._error(sums, metric) for sums in self.outputs.values()), default=0.0)
+        """The largest of all outputs, at most LARGEST_ERROR: "relative", "cosine" or "top1".
+
+        Raises OptionError for "top1" where no output has answers.
+        """
+        if metric == "top1" and self.outputs and not any(sums.answers for sums in self.outputs.values()):
+            raise OptionError(
+                "no output has several numbers along its last axis, of which one is the answer",
+                where="accuracy budget top1",
+                hint="Use relative=E or cosine=C, or a metric of your own.",
+            )
+        errors = [self._error(sums, metric) for sums in self.outputs.values()]
+        return max((error if error < LARGEST_ERROR else LARGEST_ERROR for error in errors), default=0.0)
 
     @staticmethod
     def _error(sums: _Sums, metric: str) -> float:
+        if sums.whole:
+            return sums.flips / max(sums.answers, 1)
         if metric == "relative":
             if sums.reference > 0:
                 return math.sqrt(sums.difference / sums.reference)
@@ -142,7 +169,7 @@ def own_metric(text: str) -> Metric:
     module, _, name = text.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # the module's own code may fail as it likes
         raise OptionError(
             f"cannot load the metric {text!r}: {error}",
             hint="Name a function that Python can import: module:function. PYTHONPATH says where modules are.",

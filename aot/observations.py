@@ -28,7 +28,10 @@ BINS = 1 << (32 - SHIFT)
 OBSERVERS = ("minmax", "percentile", "mse", "entropy")
 
 _FINE = 2.0**40
-"""Parts of one that sums are kept in besides whole numbers: both are exact up to 2**23 samples."""
+"""Parts of one that sums are kept in besides whole numbers: both are exact up to 2**18 samples."""
+
+_MOST_SUM, _MOST_SQUARES = 1 << 44, (1 << 62) - 1
+"""Bounds of the sums of one sample, so that those of many do not overflow; totals of squares stay at theirs."""
 
 _CLIPS = np.exp2(-np.arange(0, 6, 0.125))
 """The parts of a range that `mse` tries."""
@@ -69,15 +72,16 @@ class Observation:
         """From the results of one `observe`."""
         channels = low.size
         rows = int(counts.sum()) // channels if channels else 0
-        return Observation(counts, low, high, *_fixed(sums), *_fixed(squares), rows)
+        return Observation(counts, low, high, *_fixed(sums, _MOST_SUM), *_fixed(squares, _MOST_SQUARES), rows)
 
     def __add__(self, other: Observation) -> Observation:
         if self.low.shape != other.low.shape:
             raise CompilerError(f"observations of {self.low.size} and of {other.low.size} channels do not add up")
         return Observation(
             self.counts + other.counts, np.minimum(self.low, other.low), np.maximum(self.high, other.high),
-            self.whole + other.whole, self.fine + other.fine, self.square_whole + other.square_whole,
-            self.square_fine + other.square_fine, self.rows + other.rows,
+            self.whole + other.whole, self.fine + other.fine,
+            np.minimum(self.square_whole + other.square_whole, _MOST_SQUARES), self.square_fine + other.square_fine,
+            self.rows + other.rows,
         )  # fmt: skip
 
     @property
@@ -241,11 +245,13 @@ class Observation:
         return Observation(counts, low, high, whole, fine, square_whole, square_fine, int(arrays["rows"]))
 
 
-def _fixed(sums: Array) -> tuple[Array, Array]:
+def _fixed(sums: Array, most: int) -> tuple[Array, Array]:
     """Sums as whole numbers and the rest in parts of 2**-40: their own sums do not depend on an order."""
-    bounded = np.clip(np.nan_to_num(sums, nan=0.0), -(2.0**61), 2.0**61)
-    whole = np.rint(bounded)
-    return whole.astype(np.int64), np.rint((bounded - whole) * _FINE).astype(np.int64)
+    bounded = np.nan_to_num(sums, nan=0.0)
+    kept = np.abs(bounded) < most
+    whole = np.rint(np.where(kept, bounded, 0.0))
+    fine = np.where(kept, np.rint((bounded - whole) * _FINE), 0.0).astype(np.int64)
+    return np.where(kept, whole.astype(np.int64), np.sign(bounded).astype(np.int64) * most), fine
 
 
 def _divergence(reference: Array, other: Array) -> float:

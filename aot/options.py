@@ -109,6 +109,11 @@ class CompileOptions:
             raise OptionError(f"unknown io dtype {self.io_dtype!r}", hint=f"Known: {', '.join(IO_DTYPES)}.")
         if self.weights not in WEIGHTS:
             raise OptionError(f"unknown weights mode {self.weights!r}", hint=f"Known: {', '.join(WEIGHTS)}.")
+        if self.weights == "none" and self.quantization is not None:
+            raise OptionError(
+                "callers have the model's weights, not quantized ones: weights='none' does not go with quantization",
+                hint="Keep them in the file (embedded), or beside it (external).",
+            )
         if self.bisect is not None and self.bisect < 0:
             raise OptionError(f"--bisect counts rewrites from 0, got {self.bisect}")
         if self.jobs is not None and self.jobs < 1:

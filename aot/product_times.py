@@ -51,7 +51,7 @@ def measured_times(
         hardware = this_cpu(each, options)
         artifact, ordered = driver.build_graph(each, options, hardware)
         with artifact.load(threads=1) as model:
-            rows = model.profile({name: np.ascontiguousarray(array) for name, array in sample.items()}, _RUNS)
+            rows = model.profile({name: np.asarray(array, order="C") for name, array in sample.items()}, _RUNS)
         kernels = [node for node in ordered.nodes if node.op == "kernel"]
         if len(kernels) != len(rows):
             return NO_TIMES  # a step is no kernel: nothing is known of one product

@@ -12,8 +12,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
+import struct
+import tokenize
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +88,17 @@ class Method:
         object.__setattr__(self, "float_nodes", tuple(names))
 
     @property
+    def simplest(self) -> Method:
+        """The same form without anything that is fitted to the layer: what shows which layers are hard.
+
+        Scales for each output stay: with one for the whole weight, a layer would look hard that makes an outlier
+        channel, and not the one that reads it.
+        """
+        return replace(
+            self, observer="minmax", balance=False, equalize=False, bias_correction=False, rounding="nearest"
+        )
+
+    @property
     def needs_data(self) -> bool:
         """Whether scales or roundings come from data."""
         return self.form in STATIC or self.rounding == "gptq"
@@ -114,18 +129,21 @@ _ARRAYS = ("balance", "means", "weight", "weight_scale")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A line of the ledger. Errors are of the model's outputs, on the data measured; times of one run: see
+    """A line of the ledger. Errors are relative ones of the outputs, on the data measured; times of one run: see
     Quantization.timed.
 
-    alone: the error with this product quantized and nothing else. running: with it and all that stand before it in the
-    order of `alone`, the least first. weight_snr_db, input_snr_db: of the rounding itself. saturated: the share of the
-    activation's numbers beyond the range. float_us, quantized_us: 0 where not measured. reason: why it is float.
+    alone: the error with this product quantized and nothing else. plain: the same in the simplest form: the whole
+    range of the input, no balance and no correction; it shows which layers are hard.
+    running: with it and all that stand before it in the order of `alone`, the least first. weight_snr_db, input_snr_db:
+    of the rounding itself. saturated: the share of the activation's numbers beyond the range. float_us, quantized_us: 0
+    where not measured. reason: why it is float.
     """
 
     node: str
     op: str
     form: str
     alone: float | None = None
+    plain: float | None = None
     running: float | None = None
     weight_snr_db: float | None = None
     input_snr_db: float | None = None
@@ -168,6 +186,10 @@ class Quantization:
     ledger: tuple[Entry, ...] = ()
     points: tuple[Point, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def with_plain_errors(self, errors: Mapping[str, float]) -> Quantization:
+        """The record whose ledger has the errors of the simplest form, by node."""
+        return replace(self, ledger=tuple(replace(entry, plain=errors.get(entry.node)) for entry in self.ledger))
 
     @property
     def by_node(self) -> Mapping[str, NodeRecord]:
@@ -231,11 +253,16 @@ class Quantization:
             )  # fmt: skip
             method = document.pop("method")
             method["float_nodes"] = tuple(method["float_nodes"])
+            for node in nodes:
+                _check_node(node)
             ledger = tuple(Entry(**item) for item in document.pop("ledger"))
             points = tuple(Point(**item) for item in document.pop("points"))
+            _check_fields((*ledger, *points))
             document["notes"] = tuple(document["notes"])
-            return Quantization(Method(**method), nodes, ledger=ledger, points=points, **document)
-        except (KeyError, TypeError, ValueError) as error:
+            found = Quantization(Method(**method), nodes, ledger=ledger, points=points, **document)
+            _check_fields((found,))
+            return found
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, OptionError) as error:
             raise OptionError(f"the record is damaged: {error}", where=where, hint=_AGAIN) from error
 
     def save(self, path: Path) -> None:
@@ -248,6 +275,38 @@ class Quantization:
 
 
 _AGAIN = "Write it again with `aotc quantize`."
+
+
+_SHAPES = {"balance": (1, "f4"), "means": (1, "f4"), "weight": (2, "u1 i1"), "weight_scale": (2, "f4")}
+"""Rank and types of the arrays of a node."""
+
+
+def _check_node(node: NodeRecord) -> None:
+    """Raises ValueError for what no record says."""
+    if not isinstance(node.node, str) or node.form not in (FLOAT, *FORMS):
+        raise ValueError(f"node {node.node!r} has form {node.form!r}")
+    if not (0 <= node.scale < math.inf and 0 <= node.zero_point <= 255) or (node.form in STATIC and not node.scale):
+        raise ValueError(f"node {node.node!r} has scale {node.scale} and zero point {node.zero_point}")
+    for name, (rank, types) in _SHAPES.items():
+        array = getattr(node, name)
+        if array.ndim != rank or array.dtype.str[1:] not in types.split() or not np.isfinite(array).all():
+            raise ValueError(f"{name} of node {node.node!r} is {array.dtype} of shape {array.shape}")
+    if (node.balance <= 0).any() or (node.weight_scale <= 0).any():
+        raise ValueError(f"a scale of node {node.node!r} is not positive")
+
+
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "str": (str,), "float": (int, float), "int": (int,), "bool": (bool,), "float | None": (int, float, type(None)),
+}  # fmt: skip
+
+
+def _check_fields(items: Iterable[Any]) -> None:
+    """Raises ValueError for fields of plain types that hold something else."""
+    for item in items:
+        for each in fields(item):
+            value, kinds = getattr(item, each.name), _KINDS.get(str(each.type))
+            if kinds is not None and not isinstance(value, kinds):
+                raise ValueError(f"{each.name} is {value!r}")
 
 
 def read_file(path: Path, what: str, hint: str) -> bytes:
@@ -272,6 +331,17 @@ def archive_bytes(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> b
     return buffer.getvalue()
 
 
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+_UNREADABLE = (
+    OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, NotImplementedError, RuntimeError, IndexError,
+    OverflowError, MemoryError, SyntaxError, struct.error, zipfile.BadZipFile, zlib.error, tokenize.TokenError,
+)  # fmt: skip
+"""What reading of a damaged archive may raise: of encryption, of unknown compression, of sizes without end."""
+
+
 def read_archive(data: bytes, kind: str, where: str) -> tuple[dict[str, Any], dict[str, Array]]:
     """The document and the arrays of archive_bytes; `kind` is how the document's format begins.
 
@@ -280,9 +350,9 @@ def read_archive(data: bytes, kind: str, where: str) -> tuple[dict[str, Any], di
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-        document = json.loads(arrays.pop("record").tobytes())
+        document = json.loads(arrays.pop("record").tobytes(), parse_constant=_no_number)
         found = document["format"]
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+    except _UNREADABLE as error:
         what = kind.removeprefix("aot.").rstrip("/")
         raise OptionError(
             f"not a {what} file of aotc: {error}", where=where, hint="It is damaged, or another file."

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from aot import driver
-from aot.calibrate import NO_PRODUCT, Calibration, Tell, calibrate_graph, in_branches, plain
-from aot.errors import OptionError
+from aot.calibrate import Calibration, Tell, calibrate_graph, first_state, in_branches, no_product, no_sample, plain
+from aot.errors import OptionError, UnsupportedError
 from aot.ir import Graph
-from aot.ledger import measured
+from aot.ledger import alone_errors, measured
 from aot.metrics import DEFAULT_BUDGET, first_few, own_metric, parse_budget
 from aot.options import CompileOptions
 from aot.product_times import NO_TIMES, measured_times, modelled_times
-from aot.quantization import Method, Quantization
+from aot.quantization import DYNAMIC, STATIC, Method, Quantization
 from aot.quantizer import planned, rounded_with_data
 from aot.samples import Data, open_samples
 from aot.transforms.products import products
@@ -59,14 +59,21 @@ def quantize(
     asked = options or CompileOptions()
     options = plain(asked)
     tell("read", "model")
-    graphs = driver.core_graphs(model, options)
-    if len(graphs) > 1:
+    cores = driver.core_graphs(model, options)
+    graphs = cores.graphs
+    if not cores.is_whole:
+        if accuracy_budget is not None:
+            raise UnsupportedError(
+                "no accuracy budget can be held for a model with branches or loops that are decided in a run",
+                hint="Fix the input that decides (--set NAME=VALUE), or leave the budget out.",
+            )
         return _unmeasured(graphs, method, data is not None)
     (graph,) = graphs
     found = products(graph)
     if not found:
-        raise OptionError(NO_PRODUCT)
-    samples = open_samples(() if data is None else data, graph.inputs)
+        raise no_product(graphs)
+    held = None if method.rounding == "gptq" else measured_samples
+    samples = open_samples(() if data is None else data, graph.inputs, held, first_state(graph))
     if calibration is None and data is not None:
         calibration = calibrate_graph(graph, found, samples(), options, tell)
     record = planned(found, method, calibration)
@@ -76,7 +83,10 @@ def quantize(
         return record
     few = first_few(samples(), measured_samples)
     if not few:
-        raise OptionError("there is no sample to measure with", hint="Give inputs as the model is used with.")
+        raise no_sample()
+    if method.form in (*STATIC, *DYNAMIC):
+        simplest = planned(found, method.simplest, calibration)
+        record = record.with_plain_errors(alone_errors(graph, simplest, few, budget, options, tell))
     targets = driver.resolve_targets(asked)
     if allow_slower:
         times = NO_TIMES
@@ -93,7 +103,7 @@ def _unmeasured(graphs: Sequence[Graph], method: Method, has_data: bool) -> Quan
         raise in_branches(graphs)
     found = {product.name: product for graph in graphs for product in products(graph)}
     if not found:
-        raise OptionError(NO_PRODUCT)
+        raise no_product(graphs)
     record = planned(tuple(found.values()), method, None)
     said = ("the model has branches or loops that are decided in a run: no error was measured",) if has_data else ()
     return replace(record, notes=(*record.notes, *said))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,13 +21,12 @@ from aot.transforms.products import Product, products_digest, weight_array
 from aot.transforms.quantize import packed_weight
 
 _LEVELS = 255
-_EXPONENTS = (0.25, 0.5, 0.75, 1.0)
-"""How much of a channel's range goes to its weight: SmoothQuant's alpha, of which the best is taken."""
+_ATTENUATIONS = tuple((reference, exponent) for reference in (0.75, 0.9, 0.99) for exponent in (0.5, 1.0))
+"""Ways to balance: which of the channels' ranges counts as ordinary, as a quantile, and how much of what a channel has
+beyond it goes to its weight. Channels are never amplified: one that hardly speaks on this data may on other data."""
 
 _WORTH = 0.7
 """Balance costs a multiplication: it is used where it lessens the modelled error to this part."""
-
-_MOST_BALANCE = 1e4
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +51,13 @@ def records(
         for name, group in taps(products).items():
             observation = calibration.taps[name]
             found = _range(observation, group, method) if method.form in STATIC else Range(0.0, 0.0, _NONE)
-            _warn(name, observation, notes)
+            if method.form in STATIC:
+                _warn(name, observation, notes)
             ranges |= dict.fromkeys((product.name for product in group), found)
             seen |= dict.fromkeys((product.name for product in group), observation)
-    return tuple(_record(product, method, ranges.get(product.name), seen.get(product.name)) for product in products)
+    made = tuple(_record(product, method, ranges.get(product.name), seen.get(product.name)) for product in products)
+    notes += [f"{product.name}: {_BROKEN}: it stays float" for product in products if not _is_finite(product)]
+    return made
 
 
 _NONE = np.zeros(0, np.float32)
@@ -74,6 +76,13 @@ def _record(product: Product, method: Method, found: Range | None, seen: Observa
     return replace(record, scale=scale, zero_point=zero, balance=found.balance)
 
 
+_BROKEN = "its weight holds NaN or infinity"
+
+
+def _is_finite(product: Product) -> bool:
+    return bool(np.isfinite(weight_array(product)).all())
+
+
 def why_float(product: Product, method: Method, seen: Observation | None) -> str:
     """Why a product keeps its floats whatever is measured, or nothing."""
     asked = next((part for part in method.float_nodes if part in product.name), None)
@@ -81,6 +90,8 @@ def why_float(product: Product, method: Method, seen: Observation | None) -> str
         return f"asked for: {asked}"
     if method.form.endswith("-weights") and product.node.op != "matmul":
         return "only the weights of matrix products are held in few bits"
+    if not _is_finite(product):
+        return _BROKEN
     if method.form in STATIC and seen is not None:
         if not seen.elements:
             return "no data went through it"
@@ -92,7 +103,9 @@ def why_float(product: Product, method: Method, seen: Observation | None) -> str
 
 
 def _warn(name: str, seen: Observation, notes: list[str]) -> None:
-    if seen.not_finite:
+    if not seen.elements:
+        notes.append(f"{name}: no data went through it: it stays float")
+    elif seen.not_finite:
         notes.append(f"{name}: {seen.not_finite} of its inputs were infinite or NaN on the data: it stays float")
     elif seen.elements and seen.is_constant:
         notes.append(f"{name}: its input was {seen.least:g} everywhere on the data: it stays float")
@@ -126,17 +139,13 @@ def _range(seen: Observation, group: Sequence[Product], method: Method) -> Range
     if not method.balance or not seen.elements:
         return plain
     weights = [weight_array(product) for product in group]
-    largest = _largest(group, weights)
     most = seen.most
-    usable = (most > 0) & (largest > 0)
-    if not usable.any():
-        return plain
     best, least = plain, _WORTH * _modelled_error(seen, group, weights, plain, seen.error(low, high, _LEVELS))
-    for exponent in _EXPONENTS:
-        factor = np.ones(len(most))
-        factor[usable] = most[usable] ** exponent / largest[usable] ** (1 - exponent)
-        factor /= np.exp(np.mean(np.log(factor[usable])))
-        balance = np.where(usable, np.clip(factor, 1 / _MOST_BALANCE, _MOST_BALANCE), 1.0).astype(np.float32)
+    for reference, exponent in _ATTENUATIONS:
+        ordinary = float(np.quantile(most, reference))
+        if ordinary <= 0 or ordinary >= most.max():
+            continue
+        balance = np.maximum(most / ordinary, 1.0).astype(np.float32) ** np.float32(exponent)
         ends = [np.where(np.isfinite(end), end, 0) / balance for end in (seen.low, seen.high)]
         found = Range(min(float(ends[0].min()), 0.0), max(float(ends[1].max()), 0.0), balance)
         if method.symmetric:
@@ -147,23 +156,6 @@ def _range(seen: Observation, group: Sequence[Product], method: Method) -> Range
         if error < least:
             best, least = found, error
     return best
-
-
-def _largest(group: Sequence[Product], weights: Sequence[Array]) -> Array:
-    """f64 [channels]: the largest magnitude of the weights of each channel."""
-    found = np.zeros(group[0].channels)
-    for product, weight in zip(group, weights, strict=True):
-        found = np.maximum(found, _over_outputs(product, np.abs(weight), np.max))
-    return found
-
-
-def _over_outputs(product: Product, array: Array, reduce: Callable[..., Array]) -> Array:
-    """f64 [channels]: a weight's numbers of each channel, reduced."""
-    if product.node.op == "matmul":
-        return np.asarray(reduce(array, axis=1), np.float64)
-    outputs, inputs, *_ = array.shape
-    grouped = array.reshape(product.groups, outputs // product.groups, inputs, -1)
-    return np.asarray(reduce(grouped, axis=(1, 3)), np.float64).reshape(-1)
 
 
 def _modelled_error(
@@ -190,20 +182,29 @@ def rounded_with_data(
     graph: Graph, products: Sequence[Product], record: Quantization, data: Samples,
     options: CompileOptions, tell: Tell,
 ) -> Quantization:  # fmt: skip
-    """The record with weights that were rounded so that the products keep their values on the data."""
+    """The record with weights that were rounded so that the products keep their values on the data.
+
+    Where what a product reads is not finite, or too large to be squared, its weight is rounded to nearest; a note says
+    so.
+    """
     method = record.method
     by_node = record.by_node
     chosen = [product for product in products if by_node[product.name].form != FLOAT]
     bits = 4 if method.form == "int4-weights" else 8
     low, high = (-NIBBLE_ZERO, NIBBLE_ZERO - 1) if bits == 4 else (-127, 127)
     made: dict[str, NodeRecord] = {}
+    notes: list[str] = []
     for product, gram in gram_sums(graph, chosen, data, options, tell):
+        if not np.isfinite(gram).all():
+            notes.append(f"{product.name}: the squares of its inputs are not finite: its weight is rounded to nearest")
+            continue
         weight = weight_array(product)
         _, scale, _, block = packed_weight(weight, by_node[product.name], method.block)
         numbers = rounding.gptq(weight, gram, scale, block, low, high)
         stored = pack_rows(numbers + NIBBLE_ZERO) if bits == 4 else numbers.astype(np.int8)
         made[product.name] = replace(by_node[product.name], weight=stored, weight_scale=scale)
-    return replace(record, nodes=tuple(made.get(node.node, node) for node in record.nodes))
+    nodes = tuple(made.get(node.node, node) for node in record.nodes)
+    return replace(record, nodes=nodes, notes=(*record.notes, *notes))
 
 
 # The ledger's first columns.
@@ -266,13 +267,10 @@ def _db(signal: float, noise: float) -> float | None:
 
 def planned(products: Sequence[Product], method: Method, calibration: Calibration | None) -> Quantization:
     """The record of a method, with nothing measured yet."""
-    digest = products_digest(products)
     if calibration is not None:
-        calibration.check(digest)
+        calibration.check(products)
     notes: list[str] = []
     nodes = records(products, method, calibration, notes)
-    record = Quantization(
-        method, nodes, digest, calibration.data if calibration else "", calibration.samples if calibration else 0,
-        notes=tuple(notes),
-    )  # fmt: skip
+    data, samples = (calibration.data, calibration.samples) if calibration is not None else ("", 0)
+    record = Quantization(method, nodes, products_digest(products), data, samples, notes=tuple(notes))
     return replace(record, ledger=entries(products, record, calibration))

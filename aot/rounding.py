@@ -21,19 +21,20 @@ _COLUMNS = 128
 """Rows of a weight that GPTQ rounds before it updates the others."""
 
 _CHUNK = 1 << 22
+_LEAST = float(np.finfo(np.float32).tiny) * 2
 FLOAT8_MOST = 448.0
 
 
 def scales(weight: Array, axis: int | None, levels: int, shrink: bool = True) -> Array:
     """f32 scales of symmetric numbers -levels to levels: one for each place of `axis`, or one in all.
 
-    With `shrink` the one of a few parts of the largest magnitude that gives the least squared error. A weight of zeros
-    has scale 1.
+    With `shrink` the one of a few parts of the largest magnitude that gives the least squared error. A weight of zeros,
+    or of numbers so small that a scale of theirs would be subnormal, has scale 1.
     """
     rows = weight.reshape(1, -1) if axis is None else np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)
     rows = np.asarray(rows, np.float32)
     most = np.abs(rows).max(axis=1, initial=0)
-    most = np.where(most > 0, most, np.float32(levels))
+    most = np.where(most > _LEAST * levels, most, np.float32(levels))
     best = most / np.float32(levels)
     if not shrink or levels > 127 or rows.size == 0:
         return np.asarray(best, np.float32)

@@ -21,7 +21,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,11 @@ WIDE = (
     ("768x3072_3072x768", ((768, 3072), (3072, 768)), 6),
     ("768x2304_2304x768", ((768, 2304), (2304, 768)), 6),
 )
-WORDS = ("words16", "words64")
-"""Streams with another number of words for each thread."""
+CHOICES = {
+    (1, "int4"): ("words16", "words64"), (16, "int4"): ("16x32x256x4x3", "16x64x128x4x4"),
+    (4096, "i8"): ("128x64x128x4x4", "128x128x128x4x3"), (4096, "f8"): ("128x64x128x4x4",),
+}  # fmt: skip
+"""Streams with another number of words for each thread, and other tiles: rows, columns, summed, warps, stages."""
 
 FORMS = {"bert_base_b32_s128": ("int8", "fp8"), "vit_b16_b32": ("int8", "fp8")}
 
@@ -90,14 +93,13 @@ def chains() -> list[Chain]:
     found = []
     for label, shapes, repeats in DECODE:
         for rows in (1, 16):
-            for form in ("f16", "int4", "int8"):
-                found.append(Chain(label, rows, shapes, repeats, form))
-            if rows == 1:
-                found += [Chain(label, rows, shapes, repeats, "int4", choice) for choice in WORDS]
+            found += [Chain(label, rows, shapes, repeats, form) for form in ("f16", "int4", "int8")]
     for label, shapes, repeats in WIDE:
         for rows in (4096, 6304):
             found += [Chain(label, rows, shapes, repeats, form) for form in ("f16", "i8", "f8")]
-    return found
+    return found + [
+        replace(chain, choice=choice) for chain in found for choice in CHOICES.get((chain.rows, chain.form), ())
+    ]
 
 
 # Weights and what a chain computes; the same on both machines.
@@ -110,6 +112,7 @@ def weights_of(chain: Chain) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for number, (summed, columns) in enumerate(chain.layers):
         random = np.random.default_rng([number, summed, columns])
+        gain = 2**0.5 if chain.rows > 16 else 1.0  # what an activation takes away
         if chain.form == "int4":
             found[f"w{number}"] = random.integers(0, 256, (summed // 2, columns), np.uint8)
             scale = random.uniform(0.9, 1.1, (summed // BLOCK, columns)) / (SPREAD[4] * summed**0.5)
@@ -120,7 +123,7 @@ def weights_of(chain: Chain) -> dict[str, Array]:
                 np.float16
             )
         elif chain.form == "f16":
-            found[f"w{number}"] = (random.standard_normal((summed, columns), np.float32) * summed**-0.5).astype(
+            found[f"w{number}"] = (random.standard_normal((summed, columns), np.float32) * gain * summed**-0.5).astype(
                 np.float16
             )
         elif chain.form == "i8":
@@ -130,7 +133,7 @@ def weights_of(chain: Chain) -> dict[str, Array]:
             found[f"w{number}"] = wide.astype(ml_dtypes.float8_e4m3fn)
         if chain.form in ("i8", "f8"):
             spread = SPREAD[8] if chain.form == "i8" else 1.0
-            scale = random.uniform(0.9, 1.1, columns) / (spread * summed**0.5)
+            scale = random.uniform(0.9, 1.1, columns) * gain / (spread * summed**0.5)
             found[f"s{number}"] = scale.astype(np.float32)
         if chain.rows > 16:
             kind = np.float16 if chain.form == "f16" else np.float32
@@ -223,20 +226,27 @@ LIMIT = {"f16": 5e-3, "int4": 5e-3, "int8": 5e-3, "i8": 2e-2, "f8": 0.15}
 def compiled(graph: Any, **options: Any) -> Any:
     """An artifact of a graph of the compiler's."""
     import aot
-    from aot import driver
+    from aot import frontend
     from aot.frontend.imported import ImportInfo
 
     info = ImportInfo("0" * 64, 0, "gpu_quantized", {}, len(graph.nodes), {}, ())
-    with mock.patch.object(driver.frontend, "load_variants", lambda *_, **__: ((("", graph),), info)):
+    with mock.patch.object(frontend, "load_variants", lambda *_, **__: ((("", graph),), info)):
         return aot.compile("chain", target=TARGET, weights="none", **options)
 
 
 def prepare_chain(chain: Chain, folder: Path, cache: Path | None) -> None:
     """Writes a chain's artifact, without weights."""
-    from aot.backend.cuda import packed
+    from aot.backend.cuda import contract, packed
 
-    words = int(chain.choice.removeprefix("words") or packed.THREAD_WORDS)
-    with mock.patch.object(packed, "THREAD_WORDS", words):
+    words: int = packed.THREAD_WORDS
+    choose: Callable[..., contract.Tile] = contract._Contract._choose
+    if chain.choice.startswith("words"):
+        words = int(chain.choice.removeprefix("words"))
+    elif chain.choice:
+        tile = contract.Tile(*map(int, chain.choice.split("x")))
+        choose = partial(lambda tile, *_: tile, tile)
+
+    with mock.patch.object(packed, "THREAD_WORDS", words), mock.patch.object(contract._Contract, "_choose", choose):
         artifact = compiled(graph_of(chain, weights_of(chain)), cache_dir=cache)
     artifact.save(folder / f"{chain.name}.aot")
     launches = [kernel for program in artifact.programs for kernel, _ in program.launches]
@@ -263,36 +273,45 @@ def program_of(definition: Any) -> Any:
         return torch.export.export(model, definition.inputs(definition.batch, 1), strict=False)
 
 
-def prepare_model(definition: Any, form: str, folder: Path, cache: Path | None) -> None:
-    """Writes a model's artifact and, where it is quantized, its record."""
+def options_of(record: Any) -> Any:
+    """The options of a model's build, with a record of what is quantized or None."""
+    from aot.options import CompileOptions
+
+    return CompileOptions(targets=(TARGET,), precision="fp16", weights="external", quantization=record)
+
+
+def prepare_model(definition: Any, folder: Path, cache: Path | None) -> None:
+    """Writes a model's artifacts and, of the quantized ones, the records."""
     import aot
     from aot import driver
-    from aot.calibrate import calibrate
+    from aot.artifacts import Artifact
+    from aot.calibrate import calibrate_graph
     from aot.options import CompileOptions
     from aot.quantization import Method
     from aot.quantizer import planned
     from aot.transforms.products import products
 
-    program = program_of(definition)
-    record = None
-    if form != "f16":
-        (graph,) = driver.core_graphs(program, CompileOptions())
-        names = [value.name for value in graph.inputs]
-        kept = folder / f"{definition.name}.calibration"
-        if not kept.exists():
-            given = definition.inputs(definition.batch, 5)
-            calibrate(program, [dict(zip(names, (value.numpy() for value in given), strict=True))]).save(kept)
-        from aot.calibrate import Calibration
+    def without_weights(*given: Any, **named: Any) -> Artifact:
+        """As options would not have it: callers usually have no quantized weights."""
+        return plain(*given, **{**named, "weights": "none", "external_name": ""})
 
-        record = planned(products(graph), Method(form=form), Calibration.open(kept))
-        record.save(folder / f"{definition.name}.{form}.record")
-    artifact = aot.compile(
-        program, target=TARGET, precision="fp16", weights="none", quantization=record, cache_dir=cache
-    )
-    artifact.save(folder / f"{definition.name}.{form}.aot")
-    launches = [kernel for program in artifact.programs for kernel, _ in program.launches]
-    spilled = sum(bool(kernel.image and kernel.image.spilled_bytes) for kernel in launches)
-    print(f"{definition.name} {form}: {len(launches)} kernels, {spilled} spill", flush=True)
+    plain = Artifact.build
+    program, options = program_of(definition), CompileOptions()
+    (graph,) = driver.core_graphs(program, options).graphs
+    found = products(graph)
+    given = [value.numpy() for value in definition.inputs(definition.batch, 5)]
+    sample = dict(zip([value.name for value in graph.inputs], given, strict=True))
+    seen = calibrate_graph(graph, found, [sample], options, lambda stage, detail: None)
+    for form in ("f16", *FORMS[definition.name]):
+        record = None if form == "f16" else planned(found, Method(form=form), seen)
+        if record is not None:
+            record.save(folder / f"{definition.name}.{form}.record")
+        with mock.patch.object(Artifact, "build", without_weights):
+            artifact = aot.compile(program, options=options_of(record), external_name="weights", cache_dir=cache)
+        artifact.save(folder / f"{definition.name}.{form}.aot")
+        launches = [kernel for program in artifact.programs for kernel, _ in program.launches]
+        spilled = sum(bool(kernel.image and kernel.image.spilled_bytes) for kernel in launches)
+        print(f"{definition.name} {form}: {len(launches)} kernels, {spilled} spill", flush=True)
 
 
 # On the GPU.
@@ -358,16 +377,15 @@ def run_chains(group: list[Chain], folder: Path, seconds: float) -> dict[str, An
 def quantized_weights(definition: Any, form: str, folder: Path) -> dict[str, Array]:
     """The constants of a quantized model, by the names that its artifact asks for, from the passes that made them."""
     from aot import driver
-    from aot.options import CompileOptions
     from aot.quantization import Quantization
 
-    record = Quantization.open(folder / f"{definition.name}.{form}.record")
-    options = CompileOptions(targets=(TARGET,), precision="fp16", weights="none", quantization=record)
+    options = options_of(Quantization.open(folder / f"{definition.name}.{form}.record"))
     consts = [
-        const
+        source
         for lowered in driver.lower(program_of(definition), options)
         for graph in lowered.ordered
         for const in graph.consts.values()
+        for source in (const.recipe_sources if const.recipe is not None else (const,))
     ]
     return {const.source: const.array() for const in consts if const.source and const.dtype.itemsize_bytes == 1}
 
@@ -482,8 +500,7 @@ def main() -> int:
         if name not in known:
             print(f"{name}: its package is not installed")
         elif chosen.what == "prepare":
-            for form in ("f16", *FORMS[name]):
-                prepare_model(known[name], form, chosen.folder, chosen.cache)
+            prepare_model(known[name], chosen.folder, chosen.cache)
         else:
             row = run_model(known[name], chosen.folder, chosen.seconds)
             failed += any("us" not in each for each in row.values())

@@ -26,12 +26,11 @@ import aot
 from aot import frontend
 from aot.cli.reference import Reference, compare
 from aot.errors import ModelError, UnsupportedError
-from tests.zoo.catalogue import ZooModel, catalogue, make_inputs
+from tests.zoo.catalogue import RELATIVE, ZooModel, catalogue, make_inputs
 
 ROOT = Path(__file__).resolve().parents[1]
-RELATIVE, ABSOLUTE = 1e-3, 1e-4
 BEGIN, END = "<!-- models: written by benchmarks/support.py -->", "<!-- models: end -->"
-_QUANTIZED = re.compile(r"Quantize|Integer|QLinear")
+_QUANTIZED = re.compile(r"Quantize|Integer|QLinear|QOrdered")
 
 
 @dataclass
@@ -89,7 +88,7 @@ def examine(model: ZooModel, path: Path, target: str, cache: Path | None, artifa
         inputs = make_inputs(specification)
         found, expected = loaded.run(inputs), reference.run(inputs)
         for name, want in expected.items():
-            got = compare(name, found.get(name), want, RELATIVE, ABSOLUTE)
+            got = compare(name, found.get(name), want, RELATIVE, model.absolute)
             row.max_error, row.worst = max(row.max_error, got.max_error), max(row.worst, got.worst)
             if not got.passed:
                 row.wrong = (

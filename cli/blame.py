@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from aot.cli.local_errors import UNITS, Judgement, Precision, Rounded, judge
+from aot.cli.local_errors import UNITS, Judgement, Precision, Rounded, judge, unit_of
 from aot.cli.measures import Distance, distance, error_histogram, value_histogram, value_range
 from aot.cli.reference import Comparison, widened
-from aot.cli.traced import KernelJudgement, Named, Traced
+from aot.cli.traced import KernelJudgement, Named
 from aot.ir import Array, Graph, Value
 
 _MOST_FLOAT16 = 65504.0
@@ -74,6 +74,7 @@ class Fault:
     found: Array | None = None
     expected: Array | None = None
     why: str = ""
+    ledger: str = ""  # what the error ledger of a quantized artifact says of the node
 
     def histograms(self) -> dict[str, Any]:
         """The distribution of the differences and of both tensors' values, as text."""
@@ -140,6 +141,28 @@ def precision_of(name: str, quantization: Mapping[str, Any]) -> Precision:
     return Precision(UNITS[name], name != "fp32", quantized)
 
 
+def with_ledger(fault: Fault, quantization: Mapping[str, Any]) -> Fault:
+    """The fault with what the error ledger says of its last quantized product."""
+    entries = {str(entry["node"]): entry for entry in quantization.get("ledger", ())}
+    entry = next((entries[node] for node in reversed(fault.nodes) if node in entries), None)
+    if entry is None:
+        return fault
+    said = [f"{entry['node']} in {entry['form']}"]
+    if entry.get("alone") is not None:
+        said.append(f"error of the outputs {float(entry['alone']):.2e} where it alone is quantized")
+    for name, what in (("weight_snr_db", "its weight"), ("input_snr_db", "its input")):
+        if entry.get(name) is not None:
+            said.append(f"{what} {float(entry[name]):.1f} dB")
+    return replace(fault, ledger=", ".join(said))
+
+
+def precision_text(precision: str, quantization: Mapping[str, Any]) -> str:
+    """A program's precision for people, with how many products are quantized."""
+    forms = [str(node.get("form")) for node in quantization.get("nodes", ()) if node.get("form") != "float"]
+    counts = [f"{forms.count(form)} products in {form}" for form in dict.fromkeys(forms)]
+    return ", ".join((precision, *counts))
+
+
 def match(graph: Graph, tensors: Mapping[str, Named]) -> tuple[dict[Value, Named], list[str]]:
     """The values of the model's graph that the program has under their names; and the names of other shapes."""
     found: dict[Value, Named] = {}
@@ -170,22 +193,22 @@ def compare_tensors(
     precision: Precision,
 ) -> tuple[list[Row], int]:
     """A row for each matched tensor, in the order in which the program made them, and how many nodes were not run."""
-    arrays = {value: widened(named.array) for value, named in matched.items()}
+    arrays = {value: named.array for value, named in matched.items()}
     steps = {value: named.steps for value, named in matched.items() if named.steps is not None}
     reference = {
         value: inner[value.name]
         for value in matched
         if value.name in inner and inner[value.name].shape == matched[value].array.shape
     }
-    judged, left_out = judge(graph, _inputs(graph, feed), arrays, precision, steps=steps, reference=reference)
+    judged, left_out = judge(graph, _inputs(graph, feed), arrays, precision, steps=steps, with_drift=True)
     rows = []
     for own in judged:
         named, expected = matched[own.value], reference.get(own.value)
         against = None if expected is None else distance(arrays[own.value], expected)
         bound = None
         if own.drift is not None and against is not None:
-            unit = precision.unit * against.most * 8
-            bound = 8 * own.drift + unit + (named.steps.size if named.steps is not None else 0.0)
+            unit = max(precision.unit, unit_of(named.array)) if own.value.type.dtype.is_float else 0.0
+            bound = 8 * (own.drift + unit * against.most) + (named.steps.size if named.steps is not None else 0.0)
         rows.append(
             Row(
                 own.value.name, named.order, named.label, own.nodes, str(own.value.type.dtype),
@@ -210,7 +233,6 @@ def find_fault(
     rows: Sequence[Row],
     kernels: Sequence[KernelJudgement],
     matched: Mapping[Value, Named],
-    traced: Traced,
     outputs: Sequence[Comparison],
     graph: Graph,
     feed: Mapping[str, Array],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import numpy as np
 
-from aot.cli.blame import Compared, compare_tensors, find_fault, match, precision_of
+from aot.cli.blame import Compared, compare_tensors, find_fault, match, precision_of, precision_text, with_ledger
 from aot.cli.common import DIFFERS, check_writable, common_options, note, print_json, progress, wants, write_text
 from aot.cli.compare_page import page
 from aot.cli.compare_report import as_json, report
@@ -23,10 +23,10 @@ from aot.cli.rebuild import Culprit, Run, Search, built_run, lowered_run, option
 from aot.cli.reference import another_file, check_same_inputs, compare_outputs, edges_of, widened
 from aot.cli.traced import (
     KernelJudgement,
-    Named,
     interpreted_run,
     judge_kernels,
     known_names,
+    name_outputs,
     name_tensors,
     program_graphs,
     traced_run,
@@ -54,7 +54,13 @@ if TYPE_CHECKING:
     type=click.Choice(["onnxruntime", "torch", "interpreter"]),
     help="What runs the model. Default: onnxruntime, and torch for a .pt2 file.",
 )
-@click.option("--quantization", type=click.Path(path_type=Path), metavar="FILE", help="The record of the build.")
+@click.option(
+    "--quantize",
+    "quantization",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The record of quantization that the build was given.",
+)
 @click.option("--trust-pickle", is_flag=True, help="Let PyTorch read a .pt2 file itself, which can run code.")
 @operators_option
 @click.option("--device", type=click.IntRange(0), default=0, metavar="N", help="Of a GPU's program. Default: 0.")
@@ -172,7 +178,7 @@ class _Session:
 
         options = options_of(self.opened, self.target, quantization)
         if quantization is None and self.opened.meta.get("options", {}).get("quantization"):
-            self.notes.append("the artifact is quantized: with its record (--quantization FILE) kernels are judged too")
+            self.notes.append("the artifact is quantized: with its record (--quantize FILE) kernels are judged too")
         options = replace(options, trust_pickle=trust_pickle, cache_dir=cache_dir, c_compiler=c_compiler)
         self.options = options
         for each in driver.lower(self.model_path, options):
@@ -211,7 +217,8 @@ class _Session:
     def compare(self, expected: Mapping[str, Array], inner: Mapping[str, Array], reference: str) -> Compared:
         """Both sides, tensor by tensor."""
         traced, feed = self.traced, self.feed
-        precision = precision_of(self.precision, self.opened.meta.get("quantization") or {})
+        quantization = self.opened.meta.get("quantization") or {}
+        precision = precision_of(self.precision, quantization)
         plain = replace(precision, quantized={}, weights_too=False)
         kernels: list[KernelJudgement] = []
         kernels_left_out = 0
@@ -220,25 +227,28 @@ class _Session:
         elif traced.steps:
             kernels_left_out = len(traced.steps)
         source = self._source()
-        last = max(len(traced.steps) - 1, 0)
-        for name, array in traced.outputs.items():
-            step = traced.steps[last] if traced.steps else None
-            known = traced.tensors.get(name)
-            order, label, nodes = (known.order, known.label, known.nodes) if known else (
-                last, step.label if step else "", step.nodes if step else (),
-            )  # fmt: skip
-            traced.tensors[name] = Named(array, order, label, nodes)
+        name_outputs(traced)
         matched, other_shape = match(source, traced.tensors)
         inner = {**inner, **{name: array for name, array in expected.items() if isinstance(array, np.ndarray)}}
         rows, nodes_left_out = compare_tensors(source, feed, matched, inner, precision)
         outputs = compare_outputs(traced.outputs, expected, self.precision)
-        fault = find_fault(rows, kernels, matched, traced, outputs, source, feed, inner, precision)
+        blamed = find_fault(rows, kernels, matched, outputs, source, feed, inner, precision)
         of_model = {value.name for node in source.nodes for value in node.outputs if value.name}
         return Compared(
-            reference, self.precision, rows, outputs, fault, len(kernels), kernels_left_out, nodes_left_out,
-            traced.unnamed, len(of_model - {value.name for value in matched}), other_shape,
-            [row.name for row in rows if row.own.is_beyond and not row.own.confirmed], list(self.notes),
-        )  # fmt: skip
+            reference=reference,
+            precision=precision_text(self.precision, quantization),
+            rows=rows,
+            outputs=outputs,
+            fault=with_ledger(blamed, quantization),
+            kernels=len(kernels),
+            kernels_left_out=kernels_left_out,
+            nodes_left_out=nodes_left_out,
+            unmatched=traced.unnamed,
+            model_only=len(of_model - {value.name for value in matched}),
+            other_shape=other_shape,
+            renamed=[row.name for row in rows if row.own.is_beyond and not row.own.confirmed],
+            notes=list(self.notes),
+        )
 
     def _source(self) -> Graph:
         """The model's graph as it was read, for the program that ran."""
@@ -256,7 +266,7 @@ class _Session:
         assert self.options is not None
         if self.opened.meta.get("options", {}).get("quantization") and self.options.quantization is None:
             raise OptionError(
-                "the artifact was built with a record of quantization", hint="Give it with --quantization FILE."
+                "the artifact was built with a record of quantization", hint="Give it with --quantize FILE."
             )
         bounds = {row.name: row.drift_bound for row in compared.rows if row.drift_bound is not None}
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from aot.cli.common import DIFFERS, common_options, note, print_json, print_table, progress, wants
+from aot.cli.fake_quant import SHARE, compare_steps, fake_quant_graph, rows_of
 from aot.cli.feeds import FeedChoice, feed_options, feeds, generic
 from aot.cli.loading import load_model, load_options, open_artifact
 from aot.cli.operators import open_reference, operators_option
@@ -41,6 +42,13 @@ class Tolerance(click.FloatRange):
     type=click.Choice(["onnxruntime", "torch", "interpreter"]),
     help="What runs the model. Default: onnxruntime, and torch for a .pt2 file.",
 )
+@click.option("--fake-quant", is_flag=True, help="Compare numbers of 8 bits with those of the quantized graph.")
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="For --fake-quant. Default: ARTIFACT.quantization.",
+)
 @click.option("--trust-pickle", is_flag=True, help="Let PyTorch read a .pt2 file itself, which can run code.")
 @operators_option
 @load_options(None)
@@ -52,6 +60,8 @@ def command(
     rtol: float | None,
     atol: float | None,
     runs_it: str | None,
+    fake_quant: bool,
+    record: Path | None,
     trust_pickle: bool,
     operators: tuple[str, ...],
     threads: int | None,
@@ -67,6 +77,11 @@ def command(
     """
     opened = open_artifact(artifact)
     program = generic(opened.programs)
+    if fake_quant:
+        model = load_model(artifact, threads, target, weights)
+        beside = record or artifact.with_suffix(".quantization")
+        passed = verify_steps(opened, program, model, against, beside, choice, operators)
+        click.get_current_context().exit(0 if passed else DIFFERS)
     reference = open_reference(against, threads or 1, opened, operators, runs_it=runs_it, trust_pickle=trust_pickle)
     cases = feeds(program, choice, reference.inputs, reference.defaults)
     for _, feed in cases:
@@ -91,6 +106,39 @@ def command(
     if not passed and (text := another_file(against, opened)):
         note(f"the artifact may be of another model. {text}")
     click.get_current_context().exit(0 if passed else DIFFERS)
+
+
+def verify_steps(
+    opened: Any, program: Any, model: Any, against: Path, record: Path, choice: FeedChoice, operators: tuple[str, ...]
+) -> bool:
+    """Compares the numbers of 8 bits with those of the quantized graph, prints them, and says whether they agree."""
+    from aot import custom
+
+    with custom.use(operators), progress() as tell:
+        tell("verify", "the quantized graph")
+        graph = fake_quant_graph(against, opened, record)
+        results = []
+        for what, feed in feeds(program, choice):
+            tell("verify", what)
+            results.append((what, *compare_steps(model, graph, feed)))
+    passed = all(each.passed for _, found, _ in results for each in found)
+    if wants("json"):
+        cases = [
+            {"case": what, "tensors": [asdict(each) | {"passed": each.passed} for each in found], "not_computed": left}
+            for what, found, left in results
+        ]
+        print_json({"passed": passed, "reference": "the quantized graph in floats", "share": SHARE, "cases": cases})
+        return passed
+    for what, found, left in results:
+        headings = ("tensor", "elements", "equal", "within a step", "most steps", "")
+        print_table(headings, rows_of(found), title=what)
+        if left:
+            note(f"{left} tensors of 8 bits of the graph are no tensors of the artifact: fused, moved or joined")
+        if not found:
+            note("the artifact computes no tensor in 8 bits")
+    verdict = click.style("agree", fg="green") if passed else click.style("differ", fg="red", bold=True)
+    click.echo(f"{verdict} with the quantized graph ({SHARE:.1%} of the numbers of each tensor within one step)")
+    return passed
 
 
 def report(results: list[tuple[str, list[Comparison]]], passed: bool, reference: str, precision: str) -> None:

@@ -62,6 +62,7 @@ def fault_facts(fault: Fault) -> list[tuple[str, str]]:
         ("error", f"{_figure(fault.error, fault.counts)}{unit}, expected at most {_figure(fault.bound, fault.counts)}"),
         ("nodes", "\n".join(_shortened(fault.nodes))),
         ("why", fault.why),
+        ("ledger", fault.ledger),
     ]
     return [(name, value) for name, value in facts if value]
 
@@ -173,7 +174,7 @@ def as_json(compared: Compared, culprit: Culprit | None) -> dict[str, Any]:
         else {
             "kind": fault.kind, "tensor": fault.tensor, "node": fault.nodes[-1] if fault.nodes else "",
             "nodes": fault.nodes, "kernel": fault.kernel, "step": fault.order, "error": fault.error,
-            "bound": fault.bound, "why": fault.why, "histograms": fault.histograms(),
+            "bound": fault.bound, "why": fault.why, "ledger": fault.ledger, "histograms": fault.histograms(),
         },
         "bisect": None if culprit is None else asdict(culprit),
         "tensors": [

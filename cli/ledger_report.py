@@ -17,6 +17,7 @@ HEADINGS = (
     "op",
     "form",
     "error alone",
+    "simplest form",
     "running total",
     "weight dB",
     "input dB",
@@ -73,8 +74,12 @@ def facts(document: Document, where: str) -> list[tuple[str, str]]:
 
 
 def worst_first(document: Document) -> list[Document]:
-    """The lines of the ledger, by the error of the product alone; those not measured last, in the model's order."""
-    return sorted(document["ledger"], key=lambda entry: -(entry["alone"] if entry["alone"] is not None else -1.0))
+    """The lines of the ledger, the hardest layer first; those not measured last, in the model's order.
+
+    A layer is as hard as its error alone, or that of its simplest form: what balance or a fitted range mend is
+    where accuracy would be lost without them.
+    """
+    return sorted(document["ledger"], key=lambda entry: -max(entry["alone"] or 0.0, entry["plain"] or 0.0))
 
 
 def cells(entry: Document) -> list[str]:
@@ -85,7 +90,8 @@ def cells(entry: Document) -> list[str]:
 
     times = [f"{entry[name]:.1f}" if entry[name] else "" for name in ("quantized_us", "float_us")]
     return [
-        entry["node"], entry["op"], entry["form"], number("alone", "{:.2e}"), number("running", "{:.2e}"),
+        entry["node"], entry["op"], entry["form"],
+        number("alone", "{:.2e}"), number("plain", "{:.2e}"), number("running", "{:.2e}"),
         number("weight_snr_db", "{:.1f}"), number("input_snr_db", "{:.1f}"), number("saturated", "{:.2%}"), *times,
         entry["reason"],
     ]  # fmt: skip

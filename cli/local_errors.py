@@ -3,8 +3,8 @@
 A graph is run by the reference interpreter in several worlds at once. In the first, wherever the program's own tensor
 is known it takes the place of the computed one, so that each stretch between two known tensors is judged alone. The
 second is the first with the rounding of the program's precision put on every number: how far it comes off is how far
-the program may. The third starts from the model's inputs and is never set right: what rounding amounts to along the
-network. So the bounds follow from the network itself, not from a table of tolerances.
+the program may. Two more start from the model's inputs and are never set right, one without and one with such
+rounding: what it amounts to along the network. So the bounds follow from the network, not from a table of tolerances.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Judgement:
 
     `error` is the largest difference to what the nodes mean on the inputs that the program has, `bound` what rounding
     explains; of integers both count elements, where `counts` says so. `drift`: what rounding amounts to in a run from
-    the model's inputs, None where no reference was given. `expected`: the meaning, kept of the first few tensors beyond
+    the model's inputs, None where that was not asked. `expected`: the meaning, kept of the first few tensors beyond
     their bounds. `confirmed`: something that is computed from it, or an output of the model, shows the error too; what
     is not confirmed is another value under the name of the model's. `follows`: something before it was beyond already.
     `nodes`: of the stretch that was judged, the last node's last.
@@ -100,17 +100,17 @@ def judge(
     precision: Precision,
     *,
     steps: Mapping[Value, Steps] | None = None,
-    reference: Mapping[Value, Array] | None = None,
+    with_drift: bool = False,
     computed: Callable[[Value, Array], None] | None = None,
 ) -> tuple[list[Judgement], int]:
     """Judges every tensor of `found`, in the order of the graph's nodes; and how many nodes could not be run.
 
     feed: the inputs in order; None: not known. found: what the program has for values of the graph, of the values'
-    shapes. steps: of those that it has in few bits. reference: what another implementation has for them in a run from
-    the model's inputs, for `drift`. computed: is shown each value that is not in `found`, as it follows from those that
-    are. A node is not run where an input, a constant or a size that it needs is not known.
+    shapes. steps: of those that it has in few bits. with_drift: also find what rounding amounts to along the network.
+    computed: is shown each value that is not in `found`, as it follows from those that are. A node is not run where an
+    input, a constant or a size that it needs is not known.
     """
-    walk = _Walk(graph, found, precision, steps or {}, reference or {}, computed)
+    walk = _Walk(graph, found, precision, steps or {}, with_drift, computed)
     walk.run(feed)
     return walk.made, walk.left_out
 
@@ -122,16 +122,17 @@ class _Walk:
         found: Mapping[Value, Array],
         precision: Precision,
         steps: Mapping[Value, Steps],
-        reference: Mapping[Value, Array],
+        with_drift: bool,
         computed: Callable[[Value, Array], None] | None,
     ) -> None:
-        self.graph, self.found, self.reference, self.computed = graph, found, reference, computed
+        self.graph, self.found, self.with_drift, self.computed = graph, found, with_drift, computed
         self.steps = steps
         self.left_out = 0
         self.noise = _Noise(precision)
         self.precision = precision
         self.exact: dict[Value, Array] = {}
         self.noisy: dict[Value, Array] = {}
+        self.plain: dict[Value, Array] = {}
         self.drift: dict[Value, Array] = {}
         self.made: list[Judgement] = []
         self.taints: dict[Value, frozenset[int]] = {}  # the judgements beyond their bounds that a value depends on
@@ -141,7 +142,7 @@ class _Walk:
         graph, noise = self.graph, self.noise
         given = {value: array for value, array in zip(graph.inputs, feed, strict=True) if array is not None}
         for value, array in given.items():
-            self.exact[value] = array
+            self.exact[value] = self.plain[value] = array
             self.noisy[value] = self.drift[value] = noise.on(array)
         known = bind_symbols([*given], [*given.values()])
         for value, const in graph.consts.items():
@@ -149,7 +150,7 @@ class _Walk:
                 array = const.array()
             except ModelError:  # it is known by its digest only
                 continue
-            self.exact[value] = array
+            self.exact[value] = self.plain[value] = array
             self.noisy[value] = self.drift[value] = noise.on(array) if self.precision.weights_too else array
         last: dict[Value, int] = {}
         for position, node in enumerate(graph.nodes):
@@ -161,7 +162,7 @@ class _Walk:
                     self._leave_out(node)
                 for value in {*node.operands, *node.outputs}:
                     if last.get(value, -1) <= position:
-                        for world in (self.exact, self.noisy, self.drift):
+                        for world in (self.exact, self.noisy, self.plain, self.drift):
                             world.pop(value, None)
 
     def _leave_out(self, node: Node) -> None:
@@ -169,7 +170,7 @@ class _Walk:
         self.left_out += 1
         for value in node.outputs:
             if value in self.found:
-                self.exact[value] = self.found[value]
+                self.exact[value] = self.plain[value] = self.found[value]
                 self.noisy[value] = self.drift[value] = self.noise.on(self.found[value])
 
     def _node(self, node: Node, known: dict[str, int]) -> bool:
@@ -182,8 +183,11 @@ class _Walk:
         noisy = self._noisy(
             node, [None if value is None else self.noisy[value] for value in node.inputs], results, known
         )
-        drift = noisy
-        if self.reference:
+        plain, drift = results, noisy
+        if self.with_drift:
+            plain = self._freely(
+                node, [None if value is None else self.plain[value] for value in node.inputs], results, known
+            )
             drift = self._noisy(
                 node, [None if value is None else self.drift[value] for value in node.inputs], results, known
             )
@@ -191,9 +195,9 @@ class _Walk:
         before = (name for value in node.operands for name in self.stretch.get(value, ()))
         nodes = tuple(dict.fromkeys((*before, *node.locs)))
         weight = _weight(node, exact, results)
-        for value, result, off, adrift in zip(node.outputs, results, noisy, drift, strict=True):
+        for value, result, off, free, adrift in zip(node.outputs, results, noisy, plain, drift, strict=True):
             found = self.found.get(value)
-            self.drift[value] = self._rounded(node, adrift, weight)
+            self.plain[value], self.drift[value] = free, self._rounded(node, adrift, weight)
             if found is None or found.shape != result.shape:
                 self.taints[value], self.stretch[value] = taint, nodes
                 self.exact[value], self.noisy[value] = result, self._rounded(node, off, weight)
@@ -201,8 +205,8 @@ class _Walk:
                     self.computed(value, result)
                 continue
             made = self._judgement(value, nodes, found, result, off, weight)
-            if value in self.reference and self.reference[value].shape == adrift.shape:
-                made.drift = _largest(adrift, self.reference[value])
+            if self.with_drift:
+                made.drift = _largest(adrift, free)
             made.follows = bool(taint)
             self.made.append(made)
             if not made.is_beyond:
@@ -229,44 +233,59 @@ class _Walk:
         if steps is not None:  # what lies beyond the range of few bits is at its end
             exact, noisy = (np.clip(array, steps.low, steps.high) for array in (exact, noisy))
         least = np.finfo(np.float16).smallest_subnormal if found.dtype.itemsize == 2 else _TINY
-        unit = max(self.precision.unit, _unit(found))
+        unit = max(self.precision.unit, unit_of(found))
         error, response = _largest(found, exact), _largest(noisy, exact)
         bound = _FACTOR * (response + unit * weight * _most(exact)) + float(least)
         bound += steps.size if steps is not None else 0.0
         return Judgement(value, nodes, error, bound, False)
+
+    def _freely(
+        self, node: Node, operands: Sequence[Array | None], exact: Sequence[Array], known: Mapping[str, int]
+    ) -> list[Array]:
+        """The node's results in the world that is never set right."""
+        return _in_shape(lambda: run_node(node, operands, dict(known)), exact)
+
+    def _noisy(
+        self, node: Node, operands: Sequence[Array | None], exact: Sequence[Array], known: Mapping[str, int]
+    ) -> list[Array]:
+        """The node's results in a noisy world."""
+        return _in_shape(lambda: self._noisy_node(node, operands, dict(known)), exact)
+
+    def _noisy_node(self, node: Node, operands: Sequence[Array | None], known: dict[str, int]) -> list[Array]:
+        if node.op in CONTROL:
+            return evaluate_control(node, operands, known, self._noisy_body)
+        if node.op == "kernel":
+            (body,) = node.regions
+            return self._noisy_body(body, [array for array in operands if array is not None], known)
+        return evaluate_node(node, _quantized(node, operands, self.precision.quantized), known)
+
+    def _noisy_body(self, body: Graph, operands: Sequence[Array], known: Mapping[str, int]) -> list[Array]:
+        """The results of a region with noise on all that is computed on the way."""
+        symbols = bind_symbols(body.inputs, operands, known)
+        values: dict[Value, Array] = dict(zip(body.inputs, operands, strict=True))
+        values |= {value: const.array() for value, const in body.consts.items()}
+        for node in body.nodes:
+            inputs = [None if value is None else values[value] for value in node.inputs]
+            results = self._noisy_node(node, inputs, symbols)
+            weight = _weight(node, inputs, results)
+            for value, result in zip(node.outputs, results, strict=True):
+                values[value] = result if value in body.outputs else self._rounded(node, result, weight)
+        return [values[value] for value in body.outputs]
 
     def _rounded(self, node: Node, array: Array, weight: float) -> Array:
         if node.op == "quantize" and array.dtype.kind in "iu":
             return self.noise.by_steps(array)
         return self.noise.on(array, weight)
 
-    def _noisy(
-        self, node: Node, operands: Sequence[Array | None], exact: Sequence[Array], known: Mapping[str, int]
-    ) -> list[Array]:
-        """The node's results in a noisy world; the exact ones where it has no results of their shapes there."""
-        if node.op in CONTROL:
-            return list(exact)
-        try:
-            if node.op == "kernel":
-                (body,) = node.regions
-                results = self._noisy_body(body, [array for array in operands if array is not None], known)
-            else:
-                results = evaluate_node(node, _quantized(node, operands, self.precision.quantized), known)
-        except (AotError, ValueError, IndexError, ArithmeticError):
-            return list(exact)
-        pairs = zip(results, exact, strict=True)
-        return [result if result.shape == array.shape else array for result, array in pairs]
 
-    def _noisy_body(self, body: Graph, operands: Sequence[Array], known: Mapping[str, int]) -> list[Array]:
-        values: dict[Value, Array] = dict(zip(body.inputs, operands, strict=True))
-        values |= {value: const.array() for value, const in body.consts.items()}
-        for node in body.nodes:
-            inputs = [None if value is None else values[value] for value in node.inputs]
-            results = evaluate_node(node, inputs, known)
-            weight = _weight(node, inputs, results)
-            for value, result in zip(node.outputs, results, strict=True):
-                values[value] = result if value in body.outputs else self._rounded(node, result, weight)
-        return [values[value] for value in body.outputs]
+def _in_shape(run: Callable[[], list[Array]], exact: Sequence[Array]) -> list[Array]:
+    """Results of another world; the exact ones where it has none of their shapes: sizes may follow from data."""
+    try:
+        results = run()
+    except (AotError, ValueError, IndexError, ArithmeticError):
+        return list(exact)
+    pairs = zip(results, exact, strict=True)
+    return [result if result.shape == array.shape else array for result, array in pairs]
 
 
 _KEPT = 3
@@ -307,7 +326,7 @@ class _Noise:
         return np.asarray(np.clip(array.astype(np.int64) + shift, limits.min, limits.max)).astype(array.dtype)
 
 
-def _unit(array: Array) -> float:
+def unit_of(array: Array) -> float:
     """The rounding of the numbers of an array, relative to them."""
     if array.dtype.kind == "f":
         return float(np.finfo(array.dtype).eps) / 2

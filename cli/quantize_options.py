@@ -106,7 +106,7 @@ def quantize_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--measure", type=click.IntRange(1), default=32, show_default=True, metavar="N",
                      help="Samples that errors are measured on."),
         click.option("--accuracy-budget", metavar="METRIC=N",
-                     help="relative=0.05, cosine=0.995, top1=0.99, or module:function=LOSS. Default: relative=0.1."),
+                     help="relative=0.05, cosine=0.995, top1=0.99, or module:function=LOSS. Default: relative=0.05."),
         click.option("--calibration", type=path, metavar="FILE", help="What `aotc calibrate` wrote."),
         data_option(required=False),
     ):  # fmt: skip

@@ -145,10 +145,9 @@ class Search:
         if agrees:
             text = "built again by this aotc, the model's outputs agree: another version, or another machine, made it"
             return Culprit("gone", text, self.builds)
-        low = self._first_that_builds(total)
-        if low is None:
+        low, agrees = self._first_that_builds(total)
+        if agrees is None:
             return self._passes("with few rewrites the model does not build")
-        agrees, _ = self.trial(f"{low} rewrites", bisect=low)
         if not agrees:
             if low:
                 return self._passes(f"the outputs differ with the fewest rewrites that build, {low}")
@@ -180,15 +179,15 @@ class Search:
             text += f"; they agree without {' or without '.join(passes)}"
         return replace(found, text=text, passes=passes, builds=self.builds)
 
-    def _first_that_builds(self, total: int) -> int | None:
-        """The fewest rewrites, of powers of two, with which the model builds; None: not even half of them."""
+    def _first_that_builds(self, total: int) -> tuple[int, bool | None]:
+        """The fewest rewrites, of powers of two up to half of them, with which the model builds, and how it runs."""
         count = 0
         while count <= total // 2:
             agrees, _ = self.trial(f"{count} rewrites", bisect=count)
             if agrees is not None:
-                return count
+                return count, agrees
             count = max(2 * count, 1)
-        return None
+        return count, None
 
     def _passes(self, why: str) -> Culprit:
         """Which passes make the outputs agree when they alone are left out."""

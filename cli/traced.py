@@ -159,6 +159,19 @@ def name_tensors(traced: Traced) -> None:
     traced.unnamed = sum(not name for step in traced.steps for name in step.names)
 
 
+def name_outputs(traced: Traced) -> None:
+    """Puts the results of the run among `traced.tensors`, as what the step of their name, or the last one, wrote."""
+    last = Made(0, "", (), (), ())
+    if traced.steps:
+        last = traced.steps[-1]
+    for name, array in traced.outputs.items():
+        known = traced.tensors.get(name)
+        if known is not None:
+            traced.tensors[name] = Named(array, known.order, known.label, known.nodes)
+        else:
+            traced.tensors[name] = Named(array, max(len(traced.steps) - 1, 0), last.label, last.nodes)
+
+
 def _kernel_steps(traced: Traced) -> list[tuple[int, Graph, Node, Made]]:
     """Each step with its kernel node, the graph of that, and its place in the run."""
     kernels = [(graph, node) for graph in traced.graphs for node in graph.nodes if node.op == "kernel"]

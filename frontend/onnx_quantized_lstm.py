@@ -121,49 +121,50 @@ def _direction(
     if c.has(3):
         both = c.reshape(c.slice_axis(c.input(3), 0, number, 1), (2, 4 * hidden))
         gates = c.op("add", gates, c.op("reduce_sum", both, axes=(0,), keepdims=True))
+    limit = c.reshape(c.cast(c.input(4), dtypes.I64), (batch, 1)) if c.has(4) else None
     if backwards:
-        gates = _turned(c, gates)
-    lengths = c.optional(4)
-    bounds: Value | None = None  # of the steps of each sequence: those below, or backwards those from there on
-    if lengths is not None:
-        lengths = c.reshape(c.cast(lengths, dtypes.I64), (batch, 1))
-        bounds = c.op("sub", c.dim_scalar(steps, dtypes.I64), lengths) if backwards else lengths
+        gates = _turned(c, gates, limit)
     states = [_initial(c, index, number, batch, hidden) for index in (5, 6)]
     peephole = c.reshape(c.slice_axis(c.input(7), 0, number, 1), (3 * hidden,)) if c.has(7) else None
-    body = KnownBuilder(f"{layer.where}/step", layer.locs)
-    place = body.input("step", dtypes.I64, ())
-    h, cell = (body.input(name, dtypes.F32, (batch, hidden)) for name in ("h", "c"))
-    captured = [value for value in (gates, bounds, peephole) if value is not None]
+    carried = [*states, states[0]]  # the last one is what is multiplied: zeros once a sequence is over
+    captured = [value for value in (gates, limit, peephole) if value is not None]
     for value in (*captured, *states):
         builder.materialize(value)
+    body = KnownBuilder(f"{layer.where}/step", layer.locs)
+    place = body.input("step", dtypes.I64, ())
+    h, cell, seen = (body.input(name, dtypes.F32, (batch, hidden)) for name in ("h", "c", "seen"))
     inner = iter([body.input(f"captured_{n}", value.type.dtype, value.type.shape) for n, value in enumerate(captured)])
-    given = next(inner)
-    limit = None if bounds is None else next(inner)
-    extra = None if peephole is None else next(inner)
-    (own,) = body.op("gather", given, place, axis=0)
-    sums = body.op("add", own, weights[1].times(body, h))[0]
-    new_h, new_cell = _step(body, layer, sums, cell, extra, functions)
-    shown = new_h
-    if limit is not None:
-        runs = body.op("ge" if backwards else "lt", place, limit)[0]
-        shown = body.op("where", runs, new_h, body.scalar(0.0, dtypes.F32))[0]
-        new_h, new_cell = (body.op("where", runs, new, old)[0] for new, old in ((new_h, h), (new_cell, cell)))
-    results = [body.op("copy", value)[0] for value in (new_h, new_cell, shown)]
+    (own,) = body.op("gather", next(inner), place, axis=0)
+    runs = None if limit is None else body.op("lt", place, next(inner))[0]
+    sums = body.op("add", own, weights[1].times(body, seen))[0]
+    shown, new_cell = _step(body, layer, sums, cell, next(inner, None), functions)
+    new_h = shown
+    if runs is not None:
+        new_h, new_cell, shown = (
+            body.op("where", runs, new, old)[0]
+            for new, old in ((new_h, h), (new_cell, cell), (shown, body.scalar(0.0, dtypes.F32)))
+        )
+    results = [body.op("copy", value)[0] for value in (new_h, new_cell, shown, shown)]
     trips = c.dim_scalar(steps, dtypes.I64)
     builder.materialize(trips)
     state = TensorType(dtypes.F32, (batch, hidden))
     stacked = TensorType(dtypes.F32, (maximum(steps, 0), batch, hidden))
-    last_h, last_cell, sequence = add_loop(
-        builder, trips, None, states, captured, live(body.finish(results)), (state, state, stacked)
+    last_h, last_cell, _, sequence = add_loop(
+        builder, trips, None, carried, captured, live(body.finish(results)), (state, state, state, stacked)
     )
-    return _turned(c, sequence) if backwards else sequence, last_h, last_cell
+    return _turned(c, sequence, limit) if backwards else sequence, last_h, last_cell
 
 
-def _turned(c: Context, value: Value) -> Value:
-    """The steps in the other order."""
-    steps, rank = value.type.shape[0], value.type.rank
-    starts: tuple[Dim, ...] = (steps - 1, *(0,) * (rank - 1))
-    return c.op("slice", value, starts=starts, sizes=value.type.shape, steps=(-1, *(1,) * (rank - 1)))
+def _turned(c: Context, value: Value, lengths: Value | None) -> Value:
+    """The steps in the other order; those of each sequence, where there are lengths [batch, 1]."""
+    steps, batch, width = value.type.shape
+    if lengths is None:
+        starts: tuple[Dim, ...] = (steps - 1, 0, 0)
+        return c.op("slice", value, starts=starts, sizes=value.type.shape, steps=(-1, 1, 1))
+    places = c.op("iota", shape=(steps, 1, 1), axis=0, start=0, step=1, dtype=dtypes.I64)
+    from_end = c.op("sub", c.op("sub", lengths, c.scalar(1, dtypes.I64)), places)
+    order = c.op("where", c.op("ge", from_end, c.scalar(0, dtypes.I64)), from_end, places)
+    return c.op("gather_elements", value, c.expand(order, (steps, batch, width)), axis=0)
 
 
 def _initial(c: Context, index: int, number: int, batch: Dim, hidden: int) -> Value:

@@ -117,17 +117,22 @@ def _gather_blocks(c: Context) -> Result:
     if bits not in (2, 4, 8):
         c.unsupported(f"numbers of {bits} bits: 2, 4 and 8 are possible")
     zero = c.optional(3)
-    if data.type.dtype is dtypes.U8:
-        if bits < 8 and along != rank - 1:
-            c.fail(f"bytes of {8 // bits} numbers are quantized along the last axis; quantize_axis is {along}")
-        held = _constant(c, 0, "a table of packed bytes")
-        data = _numbers(c, _unpacked(held, bits, held.shape[-1] * 8 // bits), bits)
-        if zero is not None:
+    held = contents(c.builder, data)
+    if held is not None and (data.type.dtype is dtypes.U8 or data.type.dtype.bits < 8):  # rows are read in bytes
+        least = None if zero is None else _constant(c, 3, "zero points")
+        if data.type.dtype is dtypes.U8 and bits < 8:
+            if along != rank - 1:
+                c.fail(f"bytes of {8 // bits} numbers are quantized along the last axis; quantize_axis is {along}")
+            held = _unpacked(held, bits, held.shape[-1] * 8 // bits)
             blocks = scale.type.shape[-1]
             assert isinstance(blocks, int)
-            zero = _numbers(c, _unpacked(_constant(c, 3, "zero points of packed bytes"), bits, blocks), bits)
-        else:
-            zero = c.expand(c.scalar(_middle(bits), data.type.dtype), scale.type.shape)
+            least = None if least is None else _unpacked(least, bits, blocks)
+        signed = data.type.dtype.family == "int"
+        wide = np.int8 if signed else np.uint8
+        if least is None and not signed:
+            least = np.full(_constant(c, 2, "scales").shape, _middle(bits))
+        data = c.builder.const(held.astype(wide))
+        zero = None if least is None else c.builder.const(least.astype(wide))
     if gathered == along:
         c.fail(f"gather_axis and quantize_axis are both {along}")
     numbers, scales, zeros = (

@@ -11,7 +11,7 @@ from aot import dims as dimension
 from aot import dtypes
 from aot.dims import Dim
 from aot.dtypes import DType
-from aot.errors import ModelError
+from aot.errors import ModelError, UnsupportedError
 from aot.frontend.known import KnownBuilder
 from aot.ir import Array, Value
 from aot.ops import same_extent
@@ -126,6 +126,15 @@ class Parameters:
         ]
         assert found[0] is not None
         return found[0], found[1]
+
+    def bound(self, number: float) -> Value:
+        """What a quantized number stands for, over the tensor or what it broadcasts from."""
+        if self.cut != self.whole:
+            raise UnsupportedError("bounds of blocks that are narrower than those of their type")
+        known = self.builder.scalar(number, self.scale.type.dtype)
+        if self.zero is not None:
+            known = self.builder.op("sub", known, self.builder.op("cast", self.zero, to=known.type.dtype)[0])[0]
+        return self.builder.op("mul", known, self.scale)[0]
 
     def quantize(self, x: Value, to: DType) -> Value:
         """x, a float tensor of the shape, in numbers of a type."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 
+from aot.frontend.onnx_contrib import CONTRIB
 from aot.frontend.onnx_import import ONE_TO_ONE
 from aot.frontend.onnx_model import NEWEST_OPSET, OLDEST_OPSET
 from aot.frontend.onnx_registry import CONVERTERS
@@ -39,6 +40,8 @@ LIMITS = {
     "Cast": "float8 casts saturate",
     "CastLike": "float8 casts saturate",
     "Constant": "no strings, no sparse values",
+    "DequantizeLinear": "no 2-bit types, no float4",
+    "QuantizeLinear": "no 2-bit types, no float4; 8-bit floats saturate",
     "ConvTranspose": "no negative pads; output_shape needs fixed spatial sizes",
     "Dropout": "inference only (or ratio 0)",
     "If": "results of one rank and type in both branches, where only the run knows the condition",
@@ -118,6 +121,19 @@ to computed numbers, results of loops and branches) are found while running; ran
 that does not fit, such as a negative one, ends the run with an error that names the node. A loop without an end is
 ended by the deadline of a run (`timeout_seconds`).
 
+## Quantized models
+
+`QuantizeLinear` and `DequantizeLinear` of whole tensors, axes and blocks; 16-bit, 4-bit and 8-bit float types too
+(`saturate` must be set; no 2-bit types, no float4). Of ONNX Runtime's domain `com.microsoft`: {contrib}.
+
+Products and convolutions of dequantized tensors run on integers of 8 bits, exactly, and their scales, biases and
+activations become a part of their kernels; so do products whose quantization is found when the model runs. Products of
+floats with a dequantized weight of 8 or 4 bits read those bits. What only moves numbers between equal scales moves
+bytes. `--disable lower_quantized` computes the same with floats. Results agree with ONNX Runtime's, but where a number
+lies between two steps to the last bit. `DynamicQuantizeLSTM` quantizes each state over the whole batch, as ONNX Runtime
+does on one thread. Double quantization, scales that are 0 or no numbers, and zero points of another type are errors
+that name the node.
+
 ## Random numbers
 
 Random ops give numbers from a counter and a seed (Philox 4x32-10): every run of an artifact gives the same ones, with
@@ -148,5 +164,6 @@ def support_page() -> str:
         rows="\n".join(rows),
         missing=", ".join(name for name, way in ways.items() if not way),
         ml_rows="\n".join(ml_rows),
+        contrib=", ".join(f"`{name}`" for _, name in sorted(CONTRIB)),
         ml_missing=", ".join(name for name in ml if (ML_DOMAIN, name) not in CONVERTERS),
     )

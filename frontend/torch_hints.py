@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -18,8 +20,12 @@ _WAYS_OUT = (
     "supported."
 )
 _QUANTIZED = re.compile(
-    r"quantize|fake_quant|qparams|^(quantized|quantized_decomposed|torchao|fbgemm)::|"
-    r"_int_mm|_weight_int[48]pack|_scaled_mm"
+    r"quantize|fake_quant|qparams|^(quantized|quantized_decomposed|torchao|fbgemm)::|_weight_int4pack|_scaled_mm"
+)
+_OF_QUANTIZED = (
+    "an operator of quantized tensors",
+    "Quantize for export (PT2E: quantize_per_tensor, dequantize_per_channel and so on), or export the float model and "
+    "quantize it here: aotc quantize.",
 )
 _SEVERAL_PROCESSES = ("_c10d_functional", "_c10d_functional_autograd", "_dtensor", "c10d", "symm_mem")
 _HIGHER_ORDER: Mapping[str, tuple[str, str]] = {  # by name: a reason and a hint
@@ -79,7 +85,7 @@ def _reason_of(name: str) -> tuple[str, str]:
     """Why an operator is not supported, "" of PyTorch's own, and what to do."""
     namespace = name.rpartition("::")[0]
     if _QUANTIZED.search(name):
-        return "quantized programs are not supported yet", "Export the float model."
+        return _OF_QUANTIZED
     if name in _HIGHER_ORDER:
         return _HIGHER_ORDER[name]
     if namespace in _SEVERAL_PROCESSES:
@@ -136,6 +142,9 @@ def _is_known(target: str) -> bool:
     import torch
 
     namespace, name = target.removeprefix("torch.ops.").split(".")[:2]
+    if namespace == "quantized_decomposed":
+        with suppress(ImportError):  # it registers them; a PyTorch without it does not know them
+            importlib.import_module("torch.ao.quantization.fx._decomposed")
     return namespace in ("aten", "prims", "higher_order") or hasattr(getattr(torch.ops, namespace), name)
 
 

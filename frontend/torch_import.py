@@ -29,6 +29,7 @@ from aot.frontend import (
     aten_norm,
     aten_pointwise,
     aten_pool,
+    aten_quantized,
     aten_reduce,
     aten_unary,
     aten_views,
@@ -57,7 +58,7 @@ _EXAMPLES = 5
 # Importing these modules fills CONVERTERS and HIGHER_ORDER.
 CONVERTER_MODULES = (
     aten_pointwise, aten_unary, aten_reduce, aten_norm, aten_create, aten_views, aten_index, aten_contract, aten_pool,
-    aten_complex, aten_fourier, aten_backward, aten_linalg, torch_control,
+    aten_complex, aten_fourier, aten_backward, aten_linalg, aten_quantized, torch_control,
 )  # fmt: skip
 ONE_TO_ONE: Mapping[str, str] = {aten_name: op.name for op in OPS.values() for aten_name in op.aten}
 

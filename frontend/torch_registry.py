@@ -39,6 +39,7 @@ _DTYPES: Mapping[str, DType] = {
     "bool": dtypes.BOOL, "uint8": dtypes.U8, "int8": dtypes.I8, "int16": dtypes.I16, "int32": dtypes.I32,
     "int64": dtypes.I64, "uint16": dtypes.U16, "uint32": dtypes.U32, "uint64": dtypes.U64, "float16": dtypes.F16,
     "bfloat16": dtypes.BF16, "float32": dtypes.F32, "float64": dtypes.F64,
+    "float8_e4m3fn": dtypes.F8E4M3, "float8_e5m2": dtypes.F8E5M2,
 }  # fmt: skip
 
 

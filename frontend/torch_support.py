@@ -233,7 +233,14 @@ $ python -W ignore decomposed.py
 [1. 1. 1.]
 ```
 
-Quantized programs (`fake_quantize`, `torchao`) are not supported yet: export the float model.
+## Quantized programs
+
+What PyTorch quantizes for export (PT2E) is imported: `quantized_decomposed`'s quantize and dequantize of tensors,
+channels, tokens and groups, and its choice of their parameters; fake quantization; `_int_mm` and
+`_weight_int8pack_mm`. Products of dequantized tensors run on integers, those of floats with a dequantized weight read
+its 8 or 4 bits ([numbers in 8 bits](onnx.md#quantized-models)). PyTorch multiplies by the inverse of a scale; here
+numbers are divided by it: one that lies between two steps to the last bit may become the other. Tensors of PyTorch's
+quantized types (`qint8`) and operators of `torchao` itself are not supported.
 
 ## Complex numbers
 

@@ -64,7 +64,8 @@ def _quantize_infer(attrs: Attrs, x: TensorType, scale: TensorType, zero: Tensor
 def _quantize_body(attrs: Attrs, x: Expr, scale: Expr, zero: Expr | None = None) -> Expr:
     to = dtype_attr(attrs, "to")
     low, high = quantized_range(to)
-    scaled = widen(x) / widen(scale)
+    is_one = scale.op == "const" and scale.payload == 1
+    scaled = widen(x) if is_one else widen(x) / widen(scale)
     if to in FLOAT8_MOST:
         return cast(call("max", call("min", scaled, high), low), to)
     whole = call("round", scaled)

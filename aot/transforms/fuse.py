@@ -63,7 +63,7 @@ minutes, and is deeper than recursion goes."""
 MOST_PRODUCTS = 2
 """Products of one left operand in one kernel: each has sums of its own in registers."""
 
-_READ_FROM_MEMORY = {**dict.fromkeys(CONVS, 2), "attention": 3}
+_READ_FROM_MEMORY = {**dict.fromkeys(CONVS, 2), "attention": 3, "matmul_packed": 4}
 """How many of the first operands of an op must be operands of the kernel: the emitter walks their bytes."""
 
 

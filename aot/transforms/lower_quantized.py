@@ -33,6 +33,7 @@ from aot.transforms.quantized_moves import (
     MOVE_RULES,
     conversion_above_move,
     elements_of,
+    in_bytes,
     is_single,
     is_zero,
     other_type,
@@ -283,12 +284,7 @@ def _prepared(b: Builder, view: View, operand: Quantized, dtype: DType) -> Quant
 
 def _shifted(b: Builder, view: View, operand: Quantized) -> Quantized:
     """The operand with its numbers in the other type of bytes; numbers of 4 bits become i8 first."""
-    numbers, zero = operand.numbers, operand.zero
-    held = elements_of(view, numbers)
-    if numbers.type.dtype not in BYTES and held is not None:
-        numbers = b.const(held.astype(np.int8))
-        least = None if zero is None else elements_of(view, zero)
-        zero = zero if least is None else b.const(least.astype(np.int8))
+    numbers, zero = in_bytes(b, view, operand.numbers, operand.zero)
     return Quantized(other_type(b, numbers), operand.scale, shifted_zero(b, zero, numbers.type.dtype))
 
 

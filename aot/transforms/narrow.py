@@ -37,6 +37,9 @@ SMALL_ELEMENTS = 256
 FACTORS: Mapping[str, int] = {"matmul": 2, "conv": 2, "attention": 3, "matmul_packed": 1}
 """Ops that multiply on tensor cores, and how many of their first operands are factors."""
 
+_QUANTIZED = frozenset({"matmul_8bit", "conv_8bit", "dequantize"})
+"""Ops whose results, integers or not, are activations: what is quantized stands for one."""
+
 _SCALE = 2
 """The operand of matmul_packed that holds the scales of its weight, which is narrow already."""
 
@@ -177,7 +180,7 @@ class _Narrowing:
                     factors |= {(value, node) for value in operands}
                     if self._is_rounded(node, [outside.get(value) for value in operands], nature):
                         self.products.add(node)
-            elif node.op in FACTORS or kind is Kind.RECUR:
+            elif node.op in FACTORS or node.op in _QUANTIZED or kind is Kind.RECUR:
                 found = Nature.ACTIVE
             elif node.op in _LOOKUPS and node.operands[0] in outside and self._is_weight(outside[node.operands[0]]):
                 found = Nature.ACTIVE
@@ -185,8 +188,13 @@ class _Narrowing:
             elif kind is Kind.RANDOM:
                 found = Nature.DATA
             is_huge = kind is Kind.MAP and any(value in huge or value in big for value in node.operands)
+            # Sums of products in 8 bits are integers, until scales make floats of them; other integers are exact.
+            is_sum = node.op in _QUANTIZED or any(
+                nature.get(value) is Nature.ACTIVE and value.type.dtype.is_integer for value in node.operands
+            )
             for value in node.outputs:
-                nature[value] = found if value.type.dtype.is_float else Nature.EXACT
+                is_number = value.type.dtype.is_float or (is_sum and value.type.dtype.is_integer)
+                nature[value] = found if is_number else Nature.EXACT
                 if is_huge and value.type.dtype.is_float:
                     huge.add(value)
         for inner, outer in outside.items():

@@ -93,10 +93,16 @@ def products(graph: Graph) -> tuple[Product, ...]:
 
 
 def products_digest(found: Sequence[Product]) -> str:
-    """SHA-256, in hex, of products: names, shapes and weights. A record of one model does not fit another."""
+    """SHA-256, in hex, of products: names, shapes, weights and which read one tensor.
+
+    A record of one model does not fit another.
+    """
     summary = hashlib.sha256()
+    first: dict[Value, str] = {}
     for product in found:
-        summary.update(f"{product.name} {product.node.op} {product.weight.shape} {product.weight.digest}\n".encode())
+        reads = first.setdefault(product.x, product.name)
+        weight = f"{product.weight.shape} {product.weight.digest}"
+        summary.update(f"{product.name} {product.node.op} {reads} {weight}\n".encode())
     return summary.hexdigest()
 
 

@@ -13,13 +13,14 @@ import numpy as np
 
 from aot import rounding
 from aot.builder import Builder
-from aot.dtypes import F8E4M3, I8, U8, DType
+from aot.dtypes import F8E4M3, F32, I8, U8, DType
 from aot.errors import OptionError
-from aot.ir import Array, Graph, Level, Node, Value, live
+from aot.ir import Array, Graph, Level, Node, TensorType, Value, live
 from aot.ops.quantized import FLOAT8_MOST, NIBBLE_ZERO, pack_rows, unpacked_weight
 from aot.passes import Context, transform
 from aot.quantization import FLOAT, NodeRecord, Quantization
 from aot.transforms.products import Product, products, source_of, weight_array
+from aot.transforms.shapes import inverse, joined_axes, perm_of
 
 _HOMOGENEOUS = frozenset({"relu", "max_pool", "avg_pool"})
 """f(s x) = s f(x) for s > 0, channel by channel."""
@@ -112,6 +113,8 @@ class _Quantizer:
                 return None
             if maker.op == "conv" and node.op == "conv":
                 is_new = maker not in self.divided and maker.operands[1] in graph.consts
+                if maker in self.chosen and not self.record.method.per_channel:
+                    return None  # its outputs share a scale: those that are divided by much would lose bits
                 bias = maker.operands[2] if len(maker.operands) > 2 else None
                 return maker if is_new and (bias is None or bias in graph.consts) else None
             if maker.op not in _HOMOGENEOUS:
@@ -166,18 +169,16 @@ class _Quantizer:
         weight = own.array
         if record.form.endswith("-weights"):
             return self._packed(product, record, x, weight)
-        before = self.new.get(source_of(self.graph, product.x), source_of(self.graph, product.x))
+        factor = np.ones((1,) * product.x.type.rank)  # what the activation is multiplied with before it is rounded
         if record.balance.size:
             weight = weight * product.by_channel(record.balance)
             if product.node not in self.equalized:
-                factor = np.asarray(1 / record.balance, np.float32)
-                x = builder.mul(x, builder.const(product.per_channel(factor)))
-                before = x
+                factor = product.per_channel(1 / record.balance.astype(np.float64))
         stored = F8E4M3 if record.form.startswith("fp8") else I8
         if record.form.endswith("-dynamic"):
             left = self._at_run_time(product, x, stored)
         else:
-            left = self._static(product, record, x, before, stored)
+            left = self._static(product, record, x, factor, stored)
         scale = rounding.scales(weight, product.output_axis if method.per_channel else None, 127)
         to = rounding.to_int8
         if stored is F8E4M3:
@@ -203,30 +204,51 @@ class _Quantizer:
         made: Value = builder.op("conv", left, right, *(() if bias is None else (bias,)), **node.attrs)[0]
         return made
 
-    def _static(self, product: Product, record: NodeRecord, x: Value, before: Value, stored: DType) -> Value:
-        """x in few bits and back. It is quantized where it is made, before views of it: there it costs nothing."""
+    def _static(self, product: Product, record: NodeRecord, x: Value, factor: Array, stored: DType) -> Value:
+        """x in few bits and back. It is quantized where it is made, before views of it: there it costs nothing.
+
+        The scale is a multiplication by its reciprocal, one with the balance, and only with --exact a division.
+        """
         builder = self.builder
+        views = self._views(product.x, factor)
+        source, factor = (product.x, factor) if views is None else (views[0], views[1])
+        before = self.new.get(source, source) if views is not None else x
         scale = builder.const(np.asarray(record.scale, np.float32))
+        divisor = scale
+        if not self.context.options.exact:
+            factor = factor / np.float64(np.float32(record.scale))
+            divisor = builder.scalar(1.0, F32)
+        if factor.size > 1 or factor.item() != 1:
+            multiplier = factor if factor.size > 1 else factor.reshape(())
+            before = builder.mul(before, builder.const(np.asarray(multiplier, np.float32)))
         zero = None
         if stored is I8:
             stored = U8
             zero = builder.const(np.asarray(record.zero_point, np.uint8))
-        made = self._viewed(builder.quantize(before, scale, zero, to=stored), product, x, before)
+        made = Value(TensorType(stored, before.type.shape), f"{product.name} input in 8 bits")
+        operands = (before, divisor) if zero is None else (before, divisor, zero)
+        builder.nodes.append(Node("quantize", operands, (made,), {"to": stored}, builder.locs))
+        for view in reversed(views[2] if views is not None else []):
+            (made,) = builder.op(view.op, made, **view.attrs)
         result: Value = builder.dequantize(made, scale, zero)
         return result
 
-    def _viewed(self, made: Value, product: Product, x: Value, before: Value) -> Value:
-        """What was made of the source of x's views, viewed as x is."""
-        if before is x:
-            return made
-        chain: list[Node] = []
-        value = product.x
-        while self.new.get(value, value) is not before:
-            chain.append(self.graph.producer[value])
-            value = chain[-1].operands[0]
-        for view in reversed(chain):
-            (made,) = self.builder.op(view.op, made, **view.attrs)
-        return made
+    def _views(self, x: Value, factor: Array) -> tuple[Value, Array, list[Node]] | None:
+        """The value that x is a view of, what it is multiplied with if x is with `factor`, and the views, x's first.
+
+        None where a view does not keep what belongs to one channel apart from the rest.
+        """
+        source, chain = source_of(self.graph, x), []
+        while x is not source:
+            view = self.graph.producer[x]
+            (x,) = view.operands
+            if factor.size > 1:
+                moved = _before_view(view, factor)
+                if moved is None:
+                    return None
+                factor = moved
+            chain.append(view)
+        return source, factor, chain
 
     def _at_run_time(self, product: Product, x: Value, stored: DType) -> Value:
         """x in few bits and back, with a scale for each row of a matmul, or each image of a convolution."""
@@ -250,6 +272,26 @@ class _Quantizer:
             rounded = unpacked_weight(bits, block, weight.shape[0], numbers, scale, None)
             made = builder.add(made, builder.const(_correction(product, record, weight - rounded)))
         return made
+
+
+def _before_view(view: Node, factor: Array) -> Array | None:
+    """A factor of a view's result, with extent 1 along what it does not depend on, as one of the view's operand."""
+    (operand,) = view.operands
+    if view.op == "transpose":
+        return factor.transpose(inverse(perm_of(view)))
+    runs = joined_axes(operand.type.shape, view.output.type.shape)
+    if runs is None:
+        return None
+    shape: list[int] = [1] * operand.type.rank
+    for place, axes in enumerate(runs):
+        if factor.shape[place] == 1:
+            continue
+        for axis in axes:
+            extent = operand.type.shape[axis]
+            if not isinstance(extent, int):
+                return None
+            shape[axis] = extent
+    return factor.reshape(shape) if int(np.prod(shape)) == factor.size else None
 
 
 def packed_weight(weight: Array, record: NodeRecord, block: int) -> tuple[Array, Array, int, int]:

@@ -16,6 +16,7 @@ from aot.builder import Builder
 from aot.dims import Dim, product, typical
 from aot.dtypes import I8, U8, DType
 from aot.ir import Array, Graph, Node, Value, live, replaced
+from aot.ops.quantized import FLOAT8
 from aot.passes import Context
 from aot.pattern import SILENT, AnyValue, Constant, Match, RewriteBuilder, Rule, View, op, rule
 from aot.transforms.fold import fold_node
@@ -30,10 +31,9 @@ _JOINS = MOVES | {"concat"}
 
 
 def _floats_moved(nodes: Sequence[Node], view: View) -> float:
-    """How many floats the moves among some nodes move."""
-    return sum(
-        typical(node.output.type.elements) for node in nodes if node.op in _JOINS and node.output.type.dtype.is_float
-    )
+    """How many floats the moves among some nodes move; those of 8 bits are quantized numbers."""
+    moved = (node.output.type for node in nodes if node.op in _JOINS)
+    return sum(typical(type_.elements) for type_ in moved if type_.dtype.is_float and type_.dtype not in FLOAT8)
 
 
 def parameters(node: Node) -> tuple[Value, Value | None]:
@@ -167,6 +167,8 @@ def dequantize_below_move(b: Builder, m: Match) -> Value:
     node, inner = m.root, m.node("inner")
     scale, zero = parameters(inner)
     numbers = inner.operands[0]
+    if node.op == "gather":  # of rows that only the run knows
+        numbers, zero = in_bytes(b, m.view, numbers, zero)
     operands = [numbers, *node.inputs[1:]]
     if node.op == "pad" and node.attrs["mode"] == "constant":
         fill = b.scalar(0, numbers.type.dtype) if zero is None else reshaped(b, zero, ())
@@ -174,6 +176,16 @@ def dequantize_below_move(b: Builder, m: Match) -> Value:
     moved = emit(b, node.op, *operands, **node.attrs)
     new = [None if each is None else _moved_parameter(b, node, each) for each in (scale, zero)]
     return emit(b, "dequantize", moved, *new)
+
+
+def in_bytes(b: Builder, view: View, numbers: Value, zero: Value | None) -> tuple[Value, Value | None]:
+    """Constant numbers of 4 bits, and their zero point, in 8 bits: kernels have no elements of 4 bits."""
+    held = elements_of(view, numbers)
+    if numbers.type.dtype.bits >= 8 or held is None:
+        return numbers, zero
+    wide = (I8 if numbers.type.dtype.family == "int" else U8).numpy
+    least = elements_of(view, zero)
+    return b.const(held.astype(wide)), zero if least is None else b.const(least.astype(wide))
 
 
 def _bind(m: Match) -> bool:

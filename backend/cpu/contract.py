@@ -17,6 +17,7 @@ from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.panels import MatrixAxis, PackSite, Panels, emit_panels
 from aot.backend.cpu.rows import RowAxis, merge_rows
 from aot.backend.cpu.tile import PANEL, TRANSPOSE
+from aot.backend.cpu.weights import weight_panels
 from aot.backend.cpu.words import ROW_BYTES, WORD, are_words, panel_bytes, words_of
 from aot.dims import Dim
 from aot.dtypes import DType
@@ -66,7 +67,7 @@ def _pack(kernel: Kernel, root: ContractRoot, batch: tuple[int, ...], dots: bool
         coefficients.append((*outer, *inner))
     *outer_extents, k_extent, n_extent = (int(e) for e in extents if isinstance(e, int))
     panels = -(-n_extent // PANEL)
-    if words:
+    if words and not dots:
         inner_extents: tuple[int, ...] = (panels, -(-k_extent // WORD), PANEL, WORD)
     else:
         inner_extents = (n_extent, k_extent) if dots else (panels, k_extent, PANEL)
@@ -101,11 +102,13 @@ def emit_contract(kernel: Kernel, isa: Isa) -> Emitted:
     summed = kernel.axes[root.k].extent
     columns = kernel.axes[root.n].extent
     loops = ((summed, 1 if words or offset is None else offset.coefficients.get(root.k, 0)),)
-    dots = not words and prefers_dots(isa, accumulate.itemsize_bytes, columns, loops)
-    packed = _pack(kernel, root, matrices, dots)
+    dots = prefers_dots(isa, accumulate.itemsize_bytes, columns, loops, words)
+    weight = weight_panels(kernel, root)
+    dots = dots and weight is None
+    packed = None if weight is not None else _pack(kernel, root, matrices, dots)
     dots = dots and packed is not None
     w_stride: Dim = summed * (columns if dots else PANEL * dimension.ceildiv(columns, PANEL))
-    if words:
+    if words and not dots:
         w_stride = panel_bytes((summed,)) * dimension.ceildiv(columns, PANEL)
     axes: list[MatrixAxis] = []
     for axis in reversed(matrices):
@@ -127,7 +130,8 @@ def emit_contract(kernel: Kernel, isa: Isa) -> Emitted:
             a_origin=offset.constant if offset else 0,
             w=loads[0] if packed is not None else -1,
             packed=packed,
-            fill=None if packed is not None else _fill_words if words else _fill,
+            fill=None if packed is not None else weight.fill if weight else _fill_words if words else _fill,
+            weight=weight,
             a_value=None if offset else a_value,
             k=root.k,
             b=root.b,

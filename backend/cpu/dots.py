@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 from aot.backend.cpu.code import Code
 from aot.backend.cpu.isa import Isa
@@ -21,17 +22,22 @@ MOST_COLUMNS = 6
 FOLD_CYCLES = 20
 
 
-def prefers_dots(isa: Isa, itemsize_bytes: int, columns: Dim, loops: Sequence[tuple[Dim, Dim]]) -> bool:
-    """Whether dot products are modelled faster than a panel; `loops` are merged, all extents must be known."""
+def prefers_dots(
+    isa: Isa, itemsize_bytes: int, columns: Dim, loops: Sequence[tuple[Dim, Dim]], words: bool = False
+) -> bool:
+    """Whether dot products are modelled faster than a panel; `loops` are merged, all extents must be known.
+
+    `words`: of 8-bit integers, see words.py.
+    """
     if not isinstance(columns, int) or not 0 < columns <= MOST_COLUMNS:
         return False
     extents = [extent for extent, _ in loops if isinstance(extent, int)]
     if len(extents) != len(loops) or loops[-1][1] != 1 or 0 in extents:
         return False
     *outer, run = extents
-    times = 1
-    for extent in outer:
-        times *= extent
+    times = prod(outer)
+    if words:
+        return columns * (times * -(-run // isa.vector_bytes) + FOLD_CYCLES) < times * -(-run // 4)
     each = max(isa.lanes * itemsize_bytes // isa.vector_bytes, 1)
     steps = times * -(-run // isa.lanes) * each
     dots = columns * (steps / 2 + FOLD_CYCLES)

@@ -155,7 +155,7 @@ def _mask(of: DType, comparison: str) -> str:
     return f"(v_i32)({comparison})" if of.bits == 32 else f"__builtin_convertvector({comparison}, v_i32)"
 
 
-def _convert(text: str, source: DType, dtype: DType) -> str:
+def convert(text: str, source: DType, dtype: DType) -> str:
     """A conversion of numbers as numpy makes it; 8-bit ones go through i32, for which there are instructions."""
     if source.is_integer and source.bits == 8 and dtype.bits > 16:
         text = f"widen_{source.name}_i32({text})"
@@ -176,10 +176,10 @@ def _vector_cast(source: DType, target: DType, text: str) -> str:
         if wanted.is_float:
             one, zero = (splat(wanted, literal(number, wanted)) for number in (1, 0))
             return f"select_{wanted.name}({text}, {one}, {zero})"
-        return f"(-{_convert(text, I32, wanted)})"
+        return f"(-{convert(text, I32, wanted)})"
     if held.is_float and wanted.is_integer:
         if wanted.bits < 32:
-            return _convert(f"cast_{held.name}_i32({text})", I32, wanted)
+            return convert(f"cast_{held.name}_i32({text})", I32, wanted)
         return f"cast_{held.name}_{wanted.name}({text})"
-    result = text if held == wanted else _convert(text, held, wanted)
+    result = text if held == wanted else convert(text, held, wanted)
     return f"round_{target.name}({result})" if target in NARROW_FLOATS else result

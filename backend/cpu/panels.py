@@ -11,7 +11,7 @@ Invariant: which thread computes a tile, and in which order, decides nothing abo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aot import dims as dimension
@@ -42,8 +42,8 @@ from aot.backend.cpu.tile import (
     row_classes,
     split,
 )
-from aot.backend.cpu.words import ROW_BYTES, WordTile, are_words, panel_bytes
-from aot.backend.cpu.words import registers_per_panel as word_registers
+from aot.backend.cpu.weights import DIRECT_ROWS, WeightPanels, direct_panels
+from aot.backend.cpu.words import ROW_BYTES, WordDotTile, WordTile, are_words, panel_bytes, registers_of_tiles
 from aot.dims import Dim
 from aot.dtypes import DType
 from aot.expr import Expr
@@ -78,6 +78,7 @@ class Panels:
     `packed`: W is a constant operand of that number in the form given. Otherwise `fill(problem, site)`
     writes the code that packs the panels of one group into scratch.
     `dots`: W is packed for dot products (see dots.py), not in panels.
+    `weight`: W is made of these panels: by `fill`, or for a few rows where it is multiplied; see weights.py.
     `w_dtype`: the type of W in panels, if that is not `accumulate`: of 8 bits, then A is too; see words.py.
     `columns`: of one matrix. `unique_bytes_per_row`: of A, for the order of loops.
     """
@@ -102,6 +103,7 @@ class Panels:
     unique_bytes_per_row: Dim = 0
     dots: bool = False
     w_dtype: DType | None = None
+    weight: WeightPanels | None = None
     label: str = "matmul"
 
     @property
@@ -157,12 +159,14 @@ class _Emitter:
         self.used = PANEL // 2 if narrow else PANEL
         each = registers_per_panel(problem.isa, self.itemsize, self.used)
         if self.words:
-            each = word_registers(problem.isa)
+            each = registers_of_tiles(problem.isa)
         if problem.dots and isinstance(problem.columns, int):
             tallest = dot_rows(problem.isa, self.itemsize, problem.columns)
             self.classes: tuple[RowClass, ...] = (RowClass(None, tallest, 1),)
         else:
             self.classes = row_classes(problem.isa, each, rows, self.panels, 8 if aliased else MOST_ROWS)
+        if problem.weight is not None:
+            self.classes = tuple(self._direct(c, rows) for c in self.classes)
         self.row_sizes: dict[RowClass, list[int]] = {}
         low = int(max(dimension.bounds(rows)[0], 1))
         for row_class in self.classes:
@@ -174,7 +178,7 @@ class _Emitter:
         self.panel_elements = problem.summed * PANEL
         if self.words:
             self.panel_elements = panel_bytes(tuple(extent for extent, _ in self.loops))
-        self.tile: Tile | DotTile | WordTile = self._tile(row_stride)
+        self.tile: Tile | DotTile | WordTile | WordDotTile = self._tile(row_stride)
         # Where sums of words start depends on the panels, which then are summed for each group of them.
         self.starts = isinstance(self.tile, WordTile) and self.tile.is_flipped
 
@@ -185,7 +189,7 @@ class _Emitter:
             return summed + (PANEL if summed * self.itemsize % 2048 == 0 else 0)
         return summed
 
-    def _tile(self, row_stride: Dim) -> Tile | DotTile | WordTile:
+    def _tile(self, row_stride: Dim) -> Tile | DotTile | WordTile | WordDotTile:
         params: list[str] = []
 
         def text(value: Dim) -> str:
@@ -199,6 +203,9 @@ class _Emitter:
         if self.problem.dots and isinstance(self.problem.columns, int):
             columns, summed = self.problem.columns, text(self.problem.summed)
             rows_text = text(row_stride)
+            if self.words:
+                types = (self.a_dtype or self.problem.accumulate, self.w_dtype)
+                return WordDotTile(self.problem.isa, *types, columns, loops, rows_text, summed, tuple(params))
             return DotTile(self.problem.isa, self.element, columns, loops, rows_text, summed, tuple(params))
         panel_stride = text(self.panel_elements)
         if self.words:
@@ -216,13 +223,21 @@ class _Emitter:
             a_dtype=self.a_dtype,
         )
 
+    def _direct(self, row_class: RowClass, rows: Dim) -> RowClass:
+        """The class of a weight whose panels are made floats where they are multiplied, if it is for few rows."""
+        few = rows if isinstance(rows, int) else row_class.upto
+        if few is None or few > DIRECT_ROWS:
+            return row_class
+        tallest = max(few, 1)
+        return RowClass(row_class.upto, tallest, direct_panels(self.problem.isa, tallest), is_direct=True)
+
     def groups(self, row_class: RowClass) -> list[int]:
         """Panels of each group of panels."""
         return split(self.panels, row_class.panels) if self.panels is not None else [row_class.panels]
 
-    def forms(self) -> list[tuple[int, int]]:
-        """The (rows, panels) of every tile that can occur."""
-        found = {(r, p) for c in self.classes for r in self.row_sizes[c] if r for p in self.groups(c)}
+    def forms(self) -> list[tuple[int, int, bool]]:
+        """The (rows, panels, is direct) of every tile that can occur."""
+        found = {(r, p, c.is_direct) for c in self.classes for r in self.row_sizes[c] if r for p in self.groups(c)}
         return sorted(found)
 
     def emit(self) -> Emitted:
@@ -231,17 +246,24 @@ class _Emitter:
         inline = (
             epilogue_cost(problem.kernel) <= INLINE_COST
             and len(forms) <= MOST_FORMS
-            and not isinstance(self.tile, DotTile)
+            and not isinstance(self.tile, (DotTile, WordDotTile))
             and self.tile.lanes == problem.isa.lanes
+            and problem.weight is None
         )
         code = Code()
         for line in (*self.tile.typedefs, *problem.helpers):
             code.line(line)
         if not inline:
-            for rows, panels in forms:
+            for rows, panels, is_direct in forms:
                 name = f"tile_{rows}x{panels}"
                 tile = self.tile
-                text = tile.function(name, rows) if isinstance(tile, DotTile) else tile.function(name, rows, panels)
+                if is_direct and problem.weight is not None:
+                    code.line(self._direct_function(problem.weight, rows, panels))
+                    continue
+                if isinstance(tile, (DotTile, WordDotTile)):
+                    text = tile.function(name, rows)
+                else:
+                    text = tile.function(name, rows, panels)
                 code.line(text)
         with kernel_body(code, self.dims):
             renderer = Renderer(problem.kernel, self.dims, problem.isa, code)
@@ -253,10 +275,24 @@ class _Emitter:
             self.dims.dims,
             self._schedule(),
             self._scratch_bytes(),
-            {problem.w: problem.packed} if problem.packed is not None else {},
+            self._packed(),
             self._flops(),
             bytes_moved(problem.kernel),
         )
+
+    def _packed(self) -> Mapping[int, PackedOperand]:
+        problem = self.problem
+        if problem.weight is not None:
+            return problem.weight.packed(problem.kernel)
+        return {problem.w: problem.packed} if problem.packed is not None else {}
+
+    def _direct_function(self, weight: WeightPanels, rows: int, panels: int) -> str:
+        assert isinstance(self.tile, Tile)
+        ((_, stride),) = self.tile.loops
+        strides = (self.tile.row_stride, stride)
+        a_dtype = self.a_dtype or self.problem.accumulate
+        name = f"direct_{rows}x{panels}"
+        return weight.function(name, self.problem.isa, rows, panels, a_dtype, strides, list(self.tile.params))
 
     def _flops(self) -> Dim:
         problem = self.problem
@@ -273,6 +309,8 @@ class _Emitter:
             columns = f"{problem.columns} dot products" if problem.dots else str(c.panels * PANEL)
             parts.append(f"{where}{c.rows}x{columns}")
         source = "packed weights" if self.problem.packed is not None else "panels packed per group"
+        if problem.weight is not None:
+            source = f"weights of {problem.weight.weight.bits} bits, by blocks of {problem.weight.weight.block} rows"
         return (
             f"{self.problem.label}: tiles {', '.join(parts)}; "
             f"sums {' x '.join(str(e) for e, _ in self.loops)}; {source}; "
@@ -284,7 +322,7 @@ class _Emitter:
     def _w_scratch_elements(self) -> Dim:
         if self.problem.packed is not None:
             return 0
-        return self.panel_elements * max(c.panels for c in self.classes)
+        return self.panel_elements * max((c.panels for c in self.classes if not c.is_direct), default=0)
 
     def _a_scratch_elements(self) -> Dim:
         if self.problem.a is not None:
@@ -334,7 +372,7 @@ class _Emitter:
             text = f"{rows} <= {row_class.upto} ? {value} : {text}"
         return f"const i64 {name} = {text};"
 
-    def _loops(self, code: Code, renderer: Renderer, forms: list[tuple[int, int]], inline: bool) -> None:
+    def _loops(self, code: Code, renderer: Renderer, forms: list[tuple[int, int, bool]], inline: bool) -> None:
         problem, dims = self.problem, self.dims
         rows = dims.text(problem.rows[-1].extent) if problem.rows else "1"
         code.line(f"const i64 rows = {rows};")
@@ -424,7 +462,7 @@ class _Emitter:
             offset.append(f"row0{suffix} * {dims.text(problem.rows[-1].stride)}")
         return axes, " + ".join(offset) or "0"
 
-    def _tile_step(self, code: Code, renderer: Renderer, forms: list[tuple[int, int]], inline: bool) -> None:
+    def _tile_step(self, code: Code, renderer: Renderer, forms: list[tuple[int, int, bool]], inline: bool) -> None:
         problem, dims = self.problem, self.dims
         matrix = self._decode(code, "matrix", [m.extent for m in problem.matrices], "m") if problem.matrices else []
         code.line("const i64 panel0 = group * group_panels + (group < wide_groups ? group : wide_groups);")
@@ -448,7 +486,8 @@ class _Emitter:
                 f" + {' + '.join([panel_elements, *moved])};"
             )
         else:
-            self._fill_panels(code, renderer, matrix)
+            if not all(c.is_direct for c in self.classes):
+                self._fill_panels(code, renderer, matrix)
             code.line(f"const {self.w_element} *const w = w_scratch;")
         if isinstance(self.tile, WordTile) and self.starts:
             with code.block("if (summed_matrix != matrix || summed_group != group)"):
@@ -462,12 +501,18 @@ class _Emitter:
         scope = renderer.scope(outer_axes, code=code)
         epilogue = Epilogue(renderer, problem.column)
         if not inline:
-            most = max(r * p for r, p in forms) * PANEL
+            most = max(r * p for r, p, _ in forms) * PANEL
             code.line(f"{self.element} sums[{most}] __attribute__((aligned(128)));")
-        with code.block("switch (tall * 16 + wide)"):
-            for rows, panels in forms:
-                with code.block(f"case {rows * 16 + panels}:"):
-                    if inline and not isinstance(self.tile, DotTile):
+        if problem.weight is not None:
+            direct = max((c.upto or c.rows for c in self.classes if c.is_direct), default=0)
+            code.line(f"const i64 is_direct = rows <= {direct};")
+        with code.block(f"switch (tall * 16 + wide{' + 4096 * is_direct' if problem.weight is not None else ''})"):
+            for rows, panels, is_direct in forms:
+                with code.block(f"case {rows * 16 + panels + 4096 * is_direct}:"):
+                    if is_direct and problem.weight is not None:
+                        given = ["a", *problem.weight.arguments("panel0"), "sums", str(panels * PANEL)]
+                        code.line(f"direct_{rows}x{panels}({', '.join([*given, *self.tile.params])});")
+                    elif inline and not isinstance(self.tile, (DotTile, WordDotTile)):
                         names = self.tile.body(code, rows, panels)
                         self._inline_stores(code, epilogue, scope, names, panels, column_base, row_axis)
                     else:
@@ -538,7 +583,9 @@ class _Emitter:
     def _fill_panels(self, code: Code, renderer: Renderer, matrix: Sequence[str]) -> None:
         problem = self.problem
         assert problem.fill is not None
-        with code.block("if (packed_matrix != matrix || packed_group != group)"):
+        direct = [c.upto for c in self.classes if c.is_direct]
+        many = f"rows > {direct[-1]} && " if direct else ""
+        with code.block(f"if ({many}(packed_matrix != matrix || packed_group != group))"):
             code.line("packed_matrix = matrix; packed_group = group;")
             axes = {m.axis: text for m, text in zip(problem.matrices, matrix, strict=True) if m.axis is not None}
             scope = renderer.scope(axes, code=code)

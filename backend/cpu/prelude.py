@@ -166,7 +166,7 @@ def _float8(name: str, mantissa: int, bias: int, nan: int, most: int) -> str:
     half = (1 << (shift - 1)) - 1
     first_odd = nan if most == nan else most + 1
     return (
-        f"static v_f32 widen_{name}(v_u8 h) {{ const v_u32 b = __builtin_convertvector(h, v_u32), a = b & 127;\n"
+        f"static v_f32 widen_{name}(v_u8 h) {{ const v_u32 b = (v_u32)widen_u8_i32(h), a = b & 127;\n"
         f"  const v_f32 x = (v_f32)(a << {shift}) * 0x1p{up}f; const v_i32 odd = (v_i32)(a >= {first_odd});\n"
         + (f"  const v_i32 huge = (v_i32)(a == {most}) & ~odd;\n" if most != nan else "  const v_i32 huge = {0};\n")
         + "  const v_u32 r = (((v_u32)x & ~(v_u32)(odd | huge)) | ((v_u32)huge & 0x7f800000u) |"
@@ -180,7 +180,7 @@ def _float8(name: str, mantissa: int, bias: int, nan: int, most: int) -> str:
         "  const v_u32 is_nan = (v_u32)(a > 0x7f800000u);\n"
         f"  v_u32 r = (small & is_small) | (normal & ~is_small); r = (r & ~is_large) | ({most}u & is_large);\n"
         f"  r = (r & ~is_nan) | ({nan}u & is_nan);\n"
-        "  return __builtin_convertvector(r | ((b >> 24) & 128u), v_u8); }\n"
+        "  return narrow_i32_u8((v_i32)(r | ((b >> 24) & 128u))); }\n"
     )
 
 
@@ -332,12 +332,18 @@ def _each_register(isa: Isa, name: str, function: str, operands: int, instructio
 
 def _rounding(isa: Isa) -> str:
     out: list[str] = []
+    register = "v" if isa.is_wide else "x"
     for name, suffix in (("f32", "ps"), ("f64", "pd")):
         instruction = f"vrndscale{suffix}" if isa.is_wide else f"vround{suffix}"
         for function, mode in (("round", 8), ("floor", 9), ("ceil", 10), ("trunc", 11)):
             out.append(_each_register(isa, name, f"{function}_{name}", 1, f"{instruction} ${mode}, %1, %0"))
         out.append(_each_register(isa, name, f"sqrt_{name}", 1, f"vsqrt{suffix} %1, %0"))
         one = "1.0f" if name == "f32" else "1.0"
+        if name == "f32":
+            out.append(
+                "static v_i32 whole_f32(v_f32 a) { v_i32 r;\n"
+                f'  __asm__("vcvtps2dq %1, %0" : "={register}"(r) : "{register}"(a)); return r & (v_i32)(a == a); }}\n'
+            )
         out.append(f"static v_{name} rsqrt_{name}(v_{name} a) {{ return {one} / sqrt_{name}(a); }}\n")
     return "".join(out)
 

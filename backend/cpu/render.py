@@ -15,10 +15,11 @@ from contextlib import contextmanager
 
 from aot.backend.affine import Affine, flat_offset, lane_limits, step_bounds
 from aot.backend.cpu.code import Code, DimTable, literal, memory_type, register_dtype, register_type, vector_type
-from aot.backend.cpu.functions import get, lane, put, scalar_call, splat, vector_call
+from aot.backend.cpu.functions import convert, get, lane, put, scalar_call, splat, vector_call
 from aot.backend.cpu.isa import Isa
+from aot.backend.cpu.quantize import Quantized, match
 from aot.dims import Dim
-from aot.dtypes import I64, DType
+from aot.dtypes import I32, I64, DType
 from aot.errors import CompilerError
 from aot.expr import Expr, cast
 from aot.kernel import Kernel, Store
@@ -224,10 +225,20 @@ class Scope:
             limits = self._limits(expr)
             if limits is not None:
                 return self.define(expr, f"range_bool({limits[0]}, {limits[1]})")
+        if self.vector is not None and (quantized := match(expr)) is not None:
+            return self._quantized(expr, quantized)
         operands = [self.value(a) for a in expr.args]
         if self.vector is None:
             return self.define(expr, scalar_call(expr, operands))
         return self.define(expr, vector_call(expr, operands))
+
+    def _quantized(self, expr: Expr, parts: Quantized) -> str:
+        """A block rounded to integers of 8 or 16 bits; see quantize.py."""
+        low, high, scaled = self.value(parts.low), self.value(parts.high), self.value(parts.scaled)
+        whole = f"whole_f32(min_ordered_f32({high}, max_ordered_f32({low}, {scaled})))"
+        if parts.zero is not None:
+            whole = f"{whole} + {self.value(parts.zero)}"
+        return self.define(expr, convert(whole, I32, expr.dtype))
 
     def _is_index_test(self, expr: Expr) -> bool:
         """Whether a condition on lanes is made of comparisons of index arithmetic, without loads along the lanes."""

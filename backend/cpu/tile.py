@@ -60,11 +60,12 @@ def most_panels(isa: Isa, each: int, rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowClass:
-    """The tiles for row counts of at most `upto` (None: all that remain)."""
+    """The tiles for row counts of at most `upto` (None: all that remain). `is_direct`: those of weights.py."""
 
     upto: int | None
     rows: int
     panels: int
+    is_direct: bool = False
 
     def row_sizes(self, low: int) -> list[int]:
         """Row counts of the tiles that this class needs for `low` rows and up."""

@@ -140,18 +140,18 @@ def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:
     run_extents = [int(str(extent)) for extent, _ in merge_loops(loops)]
     dots = (
         constant
-        and x.dtype == root.accumulate
-        and prefers_dots(isa, root.accumulate.itemsize_bytes, per_group, merge_loops(loops))
+        and (words or x.dtype == root.accumulate)
+        and prefers_dots(isa, root.accumulate.itemsize_bytes, per_group, merge_loops(loops), words)
     )
     matrices: tuple[MatrixAxis, ...] = ()
     if root.groups > 1:
         w_stride = summed * (per_group if dots else panels * PANEL)
-        if words:
+        if words and not dots:
             w_stride = panels * panel_bytes(tuple(run_extents))
         matrices = (MatrixAxis(None, root.groups, channels * strides[1], w_stride),)
     if not constant:
         packed = None
-    elif words:
+    elif words and not dots:
         packed = _pack_words(kernel, root, (outputs, channels, *window), run_extents)
     else:
         packed = _pack(kernel, root, (outputs, channels, *window), dots)

@@ -1,4 +1,4 @@
-"""The micro-kernel of products of 8-bit integers: words of four elements along the innermost summed loop.
+"""The micro-kernels of products of 8-bit integers: words of four elements along the innermost summed loop.
 
 A word of A is broadcast and multiplied by a panel row of W: 16 columns of four neighbours each, `[words][16][4]`, the
 same bytes for every instruction set. With VNNI one instruction adds the four products to a 32-bit sum. It takes one
@@ -47,6 +47,11 @@ def panel_bytes(extents: tuple[Dim, ...]) -> Dim:
 def registers_per_panel(isa: Isa) -> int:
     """Accumulators of one row of a panel: without VNNI each column has two, of which the last step makes one."""
     return PANEL // isa.lanes * (1 if isa.has_vnni else 2)
+
+
+def registers_of_tiles(isa: Isa) -> int:
+    """Registers to reckon with for each row of a panel: of 16, one more, through which products pass."""
+    return registers_per_panel(isa) + (0 if isa.is_wide else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +175,10 @@ class WordTile:
             return
         half_bytes = self.isa.vector_bytes // 2
         for i, place in enumerate(places):
-            code.line(f"const word_h x{i} = word_wide_{self.a_dtype.name}({self._word(place, count)});")
+            word, type_ = self._word(place, count), self.a_dtype.name
+            is_whole = word.startswith("word_whole")
+            text = f"word_read_{type_}({place})" if is_whole else f"word_wide_{type_}({word})"
+            code.line(f"const word_h x{i} = {text};")
         for j, base in enumerate(bases):
             for q in range(each):
                 sums = " ".join(f"{row[j * each + q]} += word_pairs(x{i}, b);" for i, row in enumerate(names))
@@ -200,6 +208,87 @@ class WordTile:
         return code.text()
 
 
+@dataclass(frozen=True, slots=True)
+class WordDotTile:
+    """As dots.DotTile, for operands of 8 bits: lanes run along the innermost loop, four elements each."""
+
+    isa: Isa
+    a_dtype: DType
+    w_dtype: DType
+    columns: int
+    loops: tuple[tuple[str, str], ...]
+    row_stride: str
+    column_stride: str
+    params: tuple[str, ...] = ()
+
+    @property
+    def typedefs(self) -> list[str]:
+        """C lines that a source with these tiles needs before the first of them."""
+        return []
+
+    @property
+    def is_flipped(self) -> bool:
+        """As WordTile.is_flipped; the sums of the columns are made beside the products here."""
+        return self.isa.has_vnni and self.a_dtype == self.w_dtype
+
+    def function(self, name: str, rows: int) -> str:
+        """A static function name(a, w, c, c_stride, params…) that computes a tile into memory at c."""
+        code = Code()
+        params = "".join(f", const i64 {p}" for p in self.params)
+        head = f"static __attribute__((noinline)) void {name}(const u8 *restrict a, const void *restrict w_start"
+        with code.block(f"{head}, i32 *restrict c, const i64 c_stride{params})"):
+            code.line("const u8 *w = (const u8 *)w_start;")
+            for i in range(rows):
+                code.line(f"v_i32 {', '.join(f'c{i}_{j} = {{0}}' for j in range(self.columns))};")
+            if self.is_flipped:
+                code.line(f"v_i32 {', '.join(f's{j} = {{0}}' for j in range(self.columns))};")
+            self._loop(code, rows, "a", 0)
+            more = " + " if self.w_dtype == U8 else " - "
+            for i in range(rows):
+                for j in range(self.columns):
+                    less = f"{more}128 * fold_sum_i32(s{j})" if self.is_flipped else ""
+                    code.line(f"c[{i} * c_stride + {j}] = fold_sum_i32(c{i}_{j}){less};")
+        return code.text()
+
+    def _loop(self, code: Code, rows: int, a: str, level: int) -> None:
+        extent, stride = self.loops[level]
+        if level + 1 < len(self.loops):
+            with code.block(f"for (i64 k{level} = 0; k{level} < {extent}; k{level}++)"):
+                self._loop(code, rows, f"{a} + k{level} * ({stride})", level + 1)
+            return
+        step, run = self.isa.vector_bytes // (1 if self.isa.has_vnni else 2), int(extent)
+        for i in range(rows):
+            code.line(f"const u8 *const a{i} = {a}{f' + {i} * ({self.row_stride})' if i else ''};")
+        whole = run // step * step
+        if whole:
+            with code.block(f"for (i64 k = 0; k < {whole}; k += {step})"):
+                self._step(code, rows, "k", "")
+        if whole < run:
+            with code.block():
+                self._step(code, rows, str(whole), f", {run - whole}")
+        code.line(f"w += {run};")
+
+    def _step(self, code: Code, rows: int, k: str, count: str) -> None:
+        def load(dtype: DType, place: str) -> str:
+            kind = "part" if count else "all"
+            return f"word_{kind}_{dtype.name}({place}{count})"
+
+        type_ = "v_i32" if self.isa.has_vnni else "word_h"
+        for j in range(self.columns):
+            code.line(f"const {type_} b{j} = {load(self.w_dtype, f'w + {j} * ({self.column_stride}) + {k}')};")
+            if self.is_flipped:
+                factors = f"b{j}, splat_i32(0x01010101)" if self.w_dtype == U8 else f"splat_i32(0x01010101), b{j}"
+                code.line(f"s{j} = word_dot(s{j}, {factors});")
+        flipped = " ^ splat_i32((i32)0x80808080)" if self.is_flipped else ""
+        for i in range(rows):
+            if self.isa.has_vnni:
+                order = "x, b{}" if self.w_dtype == I8 else "b{}, x"
+                sums = " ".join(f"c{i}_{j} = word_dot(c{i}_{j}, {order.format(j)});" for j in range(self.columns))
+            else:
+                sums = " ".join(f"c{i}_{j} += word_pairs(x, b{j});" for j in range(self.columns))
+            code.line(f"{{ const {type_} x = {load(self.a_dtype, f'a{i} + {k}')}{flipped}; {sums} }}")
+
+
 def word_functions(isa: Isa) -> str:
     """The functions of the prelude that tiles of words are made of."""
     out = [
@@ -220,6 +309,13 @@ def word_functions(isa: Isa) -> str:
         )
     )
     if isa.has_vnni:
+        for name in ("i8", "u8"):
+            out.append(
+                f"static v_i32 word_all_{name}(const u8 *p) {{ return load_i32((const i32 *)p); }}\n"
+                f"static v_i32 word_part_{name}(const u8 *p, i64 n) {{ v_i32 r;\n"
+                '  __asm__("vmovdqu8 %1, %0%{%2%}%{z%}" : "=v"(r) : "m"(*(const m_i32 *)p),'
+                ' "Yk"((u64)((1ull << n) - 1)));\n  return r; }\n'
+            )
         out.append(
             "static v_i32 word_dot(v_i32 sum, v_i32 unsigned_, v_i32 signed_) {\n"
             '  __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_), "v"(signed_)); return sum; }\n'
@@ -231,7 +327,16 @@ def word_functions(isa: Isa) -> str:
             f'  __asm__("vpmov{sign}xbw %1, %0" : "={constraint}"(r) : "{constraint}"(v)); return r; }}\n'
             f"static word_h word_wide_{name}(u32 word) {{\n"
             f"  return word_widen_{name}((word_{name})(word - (word_s){{}})); }}\n"
-            f"static word_h word_load_{name}(const u8 *p) {{ return word_widen_{name}(*(const word_m{name} *)p); }}\n"
+            f"static word_h word_read_{name}(const u8 *p) {{ word_s s;\n"
+            f'  __asm__("vpbroadcastd %1, %0" : "={constraint}"(s) : "m"(*(const word_u *)p));\n'
+            f"  return word_widen_{name}((word_{name})s); }}\n"
+            f"static word_h word_load_{name}(const u8 *p) {{ word_h r;\n"
+            f'  __asm__("vpmov{sign}xbw %1, %0" : "={constraint}"(r) : "m"(*(const word_m{name} *)p)); return r; }}\n'
+        )
+        out.append(
+            f"static word_h word_all_{name}(const u8 *p) {{ return word_load_{name}(p); }}\n"
+            f"static word_h word_part_{name}(const u8 *p, i64 n) {{ word_{name} v = {{0}};\n"
+            f"  for (i64 i = 0; i < n; i++) v[i] = ({name})p[i];\n  return word_widen_{name}(v); }}\n"
         )
     even, odd = (", ".join(map(str, range(first, 2 * isa.lanes, 2))) for first in (0, 1))
     out.append(

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from aot import dims as dimension
 from aot.backend.base import Emitted, PackedOperand
-from aot.backend.cuda.contract import FEW_ROWS, FEW_STEPS, Stream, Tile, _Contract
+from aot.backend.cuda.contract import FEW_STEPS, Stream, Tile, _Contract
 from aot.backend.cuda.frame import Tiling, power_of_two
 from aot.backend.cuda.render import Renderer, Scope, TileDim
 from aot.dims import typical
@@ -34,6 +34,9 @@ from aot.target import Target
 WORD_BITS = 32
 LONGEST_RUN = 32
 """Numbers of a thread that share a scale."""
+
+MOST_STREAM_ROWS = 2
+"""Rows of a stream: each is 32 registers of every thread."""
 
 LANES = 32
 """Threads of a warp."""
@@ -85,7 +88,7 @@ class _Packed(_Contract):
         self.numbers = WORD_BITS // weight.bits  # of a word
         if not self._fills_words():
             return super().emit()
-        few = isinstance(self.rows, int) and self.rows <= FEW_ROWS
+        few = isinstance(self.rows, int) and self.rows <= MOST_STREAM_ROWS
         if isinstance(self.schedule, Stream) or (few and self.schedule is None):
             return self._packed_stream()
         return self._packed_tiles()

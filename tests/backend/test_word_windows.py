@@ -147,3 +147,13 @@ def test_a_halo_of_other_numbers_is_refused() -> None:
     assert isinstance(root, WindowRoot)
     with pytest.raises(CompilerError, match="the input's halo holds 50, not 51"):
         emit_window(replace(kernel, root=replace(root, fill=51)), WORD_ISAS[0].values[0])
+
+
+@pytest.mark.parametrize("isa", WORD_ISAS)
+@pytest.mark.parametrize("signs", SIGNS)
+def test_few_outputs_are_dot_products(isa: Isa, signs: tuple[DType, DType]) -> None:
+    x, w = signs
+    kernel = conv_8bit_kernel(2, 37, (9, 11), 1, (7, 7), pads=P1, x=x, w=w, fill=100, epilogue=True)
+    assert "dot products" in emit_window(kernel, isa).schedule
+    check(kernel, isa)
+    check(conv_8bit_kernel(1, 128, (5, 6), 4, (3, 3), pads=P1, groups=2, x=x, w=w, fill=100), isa)

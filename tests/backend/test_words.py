@@ -151,3 +151,17 @@ def test_everything_dynamic(isa: Isa, transposed: bool) -> None:
             check(kernel, isa, {"b": 2, "s": count, "t": other, "d": 20}, threads=False)
             check(kernel, isa, {"b": 1, "s": other, "t": count, "d": 33}, threads=False)
             check(kernel, isa, {"b": 1, "s": other, "t": count, "d": 2}, threads=False)
+
+
+@pytest.mark.parametrize("isa", WORD_ISAS)
+@pytest.mark.parametrize("signs", SIGNS)
+def test_few_columns_are_dot_products(isa: Isa, signs: tuple[DType, DType]) -> None:
+    for m, k, n in ((1, 600, 1), (9, 515, 2), (33, 1024, 3)):
+        kernel = matmul_8bit_kernel((), m, k, n, a=signs[0], b=signs[1], epilogue=True)
+        assert "dot products" in emit_contract(kernel, isa).schedule
+        check(kernel, isa)
+    ends = [(0, 255) if dtype == U8 else (-128, 127) for dtype in signs]
+    kernel = matmul_8bit_kernel((), 2, 30003, 1, a=signs[0], b=signs[1])
+    for left, right in product(*ends):
+        arrays = [np.full((2, 30003), left, signs[0].numpy), np.full((30003, 1), right, signs[1].numpy)]
+        compare(kernel, isa, arrays, threads=False)

@@ -8,6 +8,14 @@ from aot.dtypes import F32, I8, I32, I64, U8, DType
 from aot.expr import Expr
 from aot.ir import ROW_MAJOR, Layout, TensorType
 from aot.kernel import Axis, ContractRoot, Kernel, KernelOperand, Kind, Store, WindowRoot
+from aot.ops import OPS
+
+
+def quantized(number: Expr, zero: int) -> Expr:
+    """`quantize` to u8 with a scale of 1."""
+    body = OPS["quantize"].body
+    assert body is not None
+    return body({"to": U8}, number, expr.const(1.0, F32), expr.const(zero, U8))
 
 
 def matmul_8bit_kernel(
@@ -48,8 +56,7 @@ def matmul_8bit_kernel(
     if epilogue:
         inputs += [KernelOperand(TensorType(dtype, (n,)), True) for dtype in (I32, F32)]
         number = expr.cast(value - expr.load(2, I32, [index(an)]), F32) * expr.load(3, F32, [index(an)])
-        number = expr.call("round", number) + 7.0
-        value = expr.cast(expr.call("max", expr.call("min", number, 255.0), 0.0), U8)
+        value = quantized(number, 7)
     out = KernelOperand(TensorType(value.dtype, (*batch, m, n)))
     store = Store(0, (*lead, index(am), index(an)), value)
     root = ContractRoot(tuple(range(rank)), am, an, ak, left, right, I32)
@@ -99,8 +106,7 @@ def conv_8bit_kernel(
     if epilogue:
         inputs += [KernelOperand(TensorType(dtype, (o,)), True) for dtype in (I32, F32)]
         number = expr.cast(value - expr.load(2, I32, [indices[1]]), F32) * expr.load(3, F32, [indices[1]])
-        number = expr.call("round", number) + 7.0
-        value = expr.cast(expr.call("max", expr.call("min", number, 255.0), 0.0), U8)
+        value = quantized(number, 7)
     out_layout = Layout(order=last)
     if out_halo:
         out_layout = Layout(order=last, halo=((0, 0), (0, 0), *((out_halo, out_halo),) * rank), fill=9)

@@ -272,16 +272,14 @@ def test_windows_cut_otherwise() -> None:
 
 def test_cubins() -> None:
     """Tensor cores of Hopper for both kinds, without a register spilled."""
-    graphs = [
-        product(I8, I8, 4096, 768, 3072), product(I8, I8, 4096, 768, 768), product(F8E4M3, F8E4M3, 4096, 768, 3072),
-        product(F8E4M3, F8E5M2, 4096, 768, 768), layer(4096, 768, 768, I8), layer(4096, 768, 3072, F8E4M3, "gelu"),
-        product(U8, I8, 512, 768, 768), product(I8, I8, 16, 2048, 2048), product(F8E4M3, F8E4M3, 2, 2048, 2048),
-    ]  # fmt: skip
-    for name, wanted in (("sm_90a", 0), ("sm_86", 0)):
+    wide = [product(I8, I8, 4096, 768, 3072), layer(4096, 768, 3072, F8E4M3, "gelu")]
+    few = [product(U8, I8, 512, 768, 768), layer(64, 256, 256, I8), product(F8E4M3, F8E5M2, 2, 512, 512)]
+    for name, graphs in (("sm_90a", [*wide, *few]), ("sm_86", [wide[0], few[0]])):
         target = BACKEND.target(name)
         sources = [(f"k{n}", BACKEND.emit(kernel_of(graph), target).source) for n, graph in enumerate(graphs)]
-        for symbol, image in BACKEND.build(sources, target, None, jobs=2).images.items():
-            assert image.spilled_bytes == wanted, (name, symbol, image)
+        built = BACKEND.build(sources, target, None, jobs=1)
+        for symbol, image in built.images.items():
+            assert image.spilled_bytes == 0, (name, symbol, image)
 
 
 def test_texts_for_newer_devices() -> None:

@@ -14,7 +14,7 @@ from aot.assemble import assemble
 from aot.backend.cuda import CudaBackend
 from aot.builder import Builder
 from aot.driver import resolve_targets
-from aot.dtypes import BF16, F16, F32, I8, I64, U8
+from aot.dtypes import BF16, F8E4M3, F16, F32, I8, I64, U8, DType
 from aot.evaluate import evaluate, evaluate_node
 from aot.ir import Array, Graph, Value
 from aot.lower import lower
@@ -302,3 +302,22 @@ def test_packed_weights_stay_as_they_are(precision: str, bits: int) -> None:
     made = [value.type.dtype for node in narrowed.nodes if node.op == "kernel" for value in node.outputs]
     assert made == [half, half, F32]
     check(graph, [normal(9, 64)], precision)
+
+
+@pytest.mark.parametrize("kind", [I8, F8E4M3])
+def test_what_products_in_8_bits_make_is_narrowed(kind: DType) -> None:
+    """Also where their sums, zero points and all, are integers."""
+    random, b = np.random.default_rng(0), Builder("quantized")
+    x = b.input("x", F32, (9, 64))
+    q = b.quantize(x, b.scalar(0.02, F32), None, to=kind)
+    stored = random.integers(-9, 9, (64, 48)).astype(kind.numpy)
+    total = b.matmul_8bit(q, b.const(stored, "w"))
+    if kind is I8:
+        sums = b.const(stored.sum(axis=0, keepdims=True, dtype=np.int32) * 3, "sums")
+        total = b.cast(b.sub(total, sums), to=F32)
+    h = b.mul(total, b.const((random.uniform(0.5, 1.5, 48) / 100).astype(np.float32), "scale"))
+    graph = b.finish((b.matmul(h, weight(b, "last", 48, 32)),))
+    narrowed, _ = ordered(graph, "fp16")
+    made = [value.type.dtype for node in narrowed.nodes if node.op == "kernel" for value in node.outputs]
+    assert made == [kind, F16, F32]
+    check(graph, [normal(9, 64)], "fp16")

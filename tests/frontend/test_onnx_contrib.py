@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
+import aot
 from aot.errors import ModelError, UnsupportedError
 from aot.evaluate import evaluate
 from aot.frontend import load
@@ -201,6 +202,88 @@ def test_attention_with_a_past() -> None:
         f(0.01), None, u(120), i(0), floats(2, batch, heads, before, width // heads),
     ]  # fmt: skip
     check("QAttention", operands, (0, 8), tolerance=1e-4, results=2, num_heads=heads, unidirectional=1)
+
+
+# LSTM.
+
+
+def lstm(
+    steps: int, batch: int, directions: int, columns: bool, hidden: int = 12, width: int = 7
+) -> list[Array | None]:
+    """The operands of a DynamicQuantizeLSTM, lengths, states and peepholes left out."""
+    shape = (directions, 4 * hidden) if columns else (directions,)
+    w_scale, r_scale = scales(*shape), scales(*shape, seed=4)
+    zero = np.zeros(shape, np.int8)
+    return [
+        floats(steps, batch, width), words(directions, width, 4 * hidden, dtype=np.int8),
+        words(directions, hidden, 4 * hidden, dtype=np.int8, seed=2), floats(directions, 8 * hidden), None, None, None,
+        None, w_scale, zero, r_scale, zero,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_lstm(direction: str, columns: bool, batch: int) -> None:
+    operands = lstm(5, batch, 2 if direction == "bidirectional" else 1, columns)
+    more: dict[str, Any] = {"results": 3, "hidden_size": 12, "direction": direction, "tolerance": 1e-4, "loops": True}
+    check("DynamicQuantizeLSTM", operands, **more)
+    states = [floats(operands[1].shape[0], batch, 12, seed=seed) for seed in (6, 7)]  # type: ignore[union-attr]
+    check("DynamicQuantizeLSTM", [*operands[:5], *states, *operands[7:]], (0, 5, 6), **more)
+
+
+def test_lstm_with_lengths_and_peepholes() -> None:
+    for direction in ("forward", "reverse"):
+        operands = lstm(5, 3, 1, True)
+        operands[4], operands[7] = np.array([5, 2, 4], np.int32), floats(1, 36, seed=8)
+        more: dict[str, Any] = {"results": 3, "hidden_size": 12, "direction": direction, "loops": True}
+        check("DynamicQuantizeLSTM", operands, (0, 4), tolerance=1e-4, clip=0.8, **more)
+        check("DynamicQuantizeLSTM", operands, (0, 4), tolerance=1e-4, input_forget=1, **more)
+
+
+def test_lstm_with_other_activations() -> None:
+    more: dict[str, Any] = {"results": 3, "hidden_size": 12, "loops": True}
+    check("DynamicQuantizeLSTM", lstm(4, 2, 1, False), activations=["HardSigmoid", "Relu", "Softsign"], **more)
+
+
+# Through the compiler.
+
+
+def compiled_cases() -> dict[str, tuple[str, Sequence[Array | None], tuple[int, ...], dict[str, Any]]]:
+    """Names, and (op, operands, which of them are inputs, the rest of `model_of` and tolerances)."""
+    window: dict[str, Any] = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "opset": 13}
+    image, kernel = words(1, 16, 9, 9), words(8, 16, 3, 3, dtype=np.int8, seed=2)
+    table = words(20, 16)
+    own = {"domain": MICROSOFT}
+    blocks: dict[str, Any] = {"bits": 4, "block_size": 16, **own}
+    attention: list[Array | None] = [
+        words(2, 6, 16), words(16, 48, dtype=np.int8, seed=2), floats(48), f(0.01), f(0.01), None, u(120), i(0),
+    ]  # fmt: skip
+    matrix, zeros, old = words(24, 7, dtype=np.int8, seed=2), np.zeros(8, np.int8), {"opset": 13}
+    nibbles = {"K": 50, "N": 10, **blocks}
+    both = {"direction": "bidirectional", "hidden_size": 12, "results": 3, **own}
+    return {
+        "conv": ("QLinearConv", [image, f(0.02), u(9), kernel, scales(8), zeros, f(0.5), u(7)], (0,), window),
+        "conv integer": ("ConvInteger", [image, kernel, u(9), i(0)], (0, 2), window),
+        "matmul": ("QLinearMatMul", [words(5, 24), f(0.02), u(9), matrix, f(0.01), i(3), f(0.1), u(99)], (0,), old),
+        "matmul integer": ("MatMulInteger", [words(5, 24), matrix, u(9), i(3)], (0, 2), old),
+        "dynamic": ("DynamicQuantizeMatMul", [floats(5, 24), matrix, f(0.01), i(0), floats(7)], (0,), own),
+        "4 bits": ("MatMulNBits", [floats(5, 50), packed(10, 4, 16, 4), scales(10, 4)], (0,), nibbles),
+        "rows": ("GatherBlockQuantized", [table, np.array([3, 19, 0]), scales(20, 2)], (1,), blocks),
+        "attention": ("QAttention", attention, (0,), {"num_heads": 2, **own}),
+        "lstm": ("DynamicQuantizeLSTM", lstm(5, 2, 2, True), (0,), both),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", compiled_cases())
+def test_compiled(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    op_type, operands, inputs, more = compiled_cases()[name]
+    model, feed = model_of(op_type, operands, inputs, **more)
+    cache = tmp_path_factory.getbasetemp() / "kernels"
+    with aot.load(aot.compile(model.SerializeToString(), "cpu:x86-64-v3", cache_dir=cache).data) as loaded:
+        results = loaded.run(feed)
+    for info, want in zip(model.graph.output, by_onnxruntime(model, feed), strict=True):
+        base.compare(results[info.name], want, 1e-4, 0.05)
 
 
 # Faults.

@@ -385,6 +385,26 @@ def test_weights_are_packed(dtype: DType, point: int | None, form: str) -> None:
     assert node.attrs["bits"] == dtype.bits and node.attrs["block"] == (16 if "blocks" in form else 48)
 
 
+def test_a_turned_weight_of_4_bits_stays_in_4_bits() -> None:
+    def build(b: Builder) -> Any:
+        w = b.dequantize(b.const(words(10, 32, dtype=dtypes.I4)), b.const(scales(10, 1)), None)
+        return b.matmul(b.input("x", F32, (3, 32)), b.transpose(w, perm=(1, 0)))
+
+    (node,) = check(build, "matmul_packed", tolerance=1e-5).nodes
+    assert node.attrs["bits"] == 4
+
+
+def test_a_table_of_4_bits_is_read_in_bytes() -> None:
+    def build(b: Builder) -> Any:
+        table = b.dequantize(
+            b.const(words(50, 8, dtype=dtypes.U4)), b.const(scales(50, 1)), b.const(zero(7, dtypes.U4))
+        )
+        return b.gather(table, b.input("i", I64, (2, 3)), axis=0)
+
+    result = check(build, "gather", "dequantize", tolerance=0)
+    assert all(value.type.dtype.bits >= 8 for node in result.nodes for value in node.operands)
+
+
 def test_an_odd_number_of_rows_in_4_bits() -> None:
     def build(b: Builder) -> Any:
         w = b.dequantize(b.const(words(15, 10, dtype=dtypes.I4)), b.const(scales(10)), None)
@@ -563,3 +583,17 @@ def test_bisection_counts_products() -> None:
 def test_a_graph_without_quantized_numbers_is_left_alone() -> None:
     graph = graph_of(lambda b: b.matmul(b.input("x", F32, (3, 4)), b.input("y", F32, (4, 5))))
     assert lower_quantized(graph, context()) is graph
+
+
+def test_moves_of_floats_of_8_bits() -> None:
+    """These are quantized numbers: what moves them moves no floats."""
+
+    def build(b: Builder) -> Value:
+        x = b.slice(b.exp(b.input("x", F32, (4, 9, 16))), starts=(0, 0, 0), sizes=(4, 1, 16), steps=(1, 1, 1))
+        q = b.quantize(x, b.const(np.float32(0.02)), None, to=dtypes.F8E4M3)
+        row = b.dequantize(b.reshape(q, shape=(4, 16)), b.const(np.float32(0.02)), None)
+        w = b.dequantize(b.const(scales(16, 8).astype(dtypes.F8E4M3.numpy)), b.const(np.float32(0.5)), None)
+        return b.matmul(row, w)
+
+    result = lowered(graph_of(build), context(CUDA, ("float8",)))
+    assert "matmul_8bit" in ops(result) and ops(result).index("quantize") < ops(result).index("slice")

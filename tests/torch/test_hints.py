@@ -102,7 +102,7 @@ def test_an_operator_that_changes_its_arguments() -> None:
     ("namespace", "reason", "hint"),
     [
         ("aotc_elsewhere", "an operator of another package, 'aotc_elsewhere'", "run_decompositions"),
-        ("torchao", "quantized programs are not supported yet", "Export the float model."),
+        ("torchao", "an operator of quantized tensors", "export the float model"),
     ],
 )
 def test_an_operator_that_pytorch_does_not_know_here(namespace: str, reason: str, hint: str, tmp_path: Path) -> None:
@@ -142,16 +142,12 @@ def test_an_aten_operator() -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, 0, 255),
-        lambda x: torch.fake_quantize_per_tensor_affine(x, x[0, :1], torch.zeros(1, dtype=torch.int32), 0, 255),
-        lambda x: torch.fake_quantize_per_channel_affine(x, torch.ones(3), torch.zeros(3), 0, 0, 255),
         lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize(),
-        lambda x: torch._weight_int8pack_mm(x, torch.ones(4, 4, dtype=torch.int8), torch.ones(4)),
     ],
 )
-def test_quantized_programs(function: Any) -> None:
+def test_quantized_tensors(function: Any) -> None:
     error = refusal(exported(function))
-    assert "quantized programs are not supported yet" in error.message and "Export the float model." in error.hint
+    assert "an operator of quantized tensors" in error.message and "PT2E" in error.hint
 
 
 def test_attention_with_functions_of_its_own() -> None:

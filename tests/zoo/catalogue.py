@@ -12,12 +12,17 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
+RELATIVE, ABSOLUTE = 1e-3, 1e-4
 Inputs = dict[str, np.ndarray[Any, np.dtype[Any]]]
 
 
 @dataclass(frozen=True)
 class ZooModel:
-    """A row of the catalogue. `cases` are (label, input specification by name); `refused` says why it is not built."""
+    """A row of the catalogue.
+
+    `cases` are (label, input specification by name); `refused` says why it is not built. `absolute`: how far results
+    may be apart, where a state that lies between two quantized numbers to the last bit becomes the one or the other.
+    """
 
     name: str
     file: str
@@ -28,6 +33,7 @@ class ZooModel:
     cases: tuple[tuple[str, dict[str, dict[str, Any]]], ...]
     refused: str = ""
     task: str = ""
+    absolute: float = ABSOLUTE
 
 
 def catalogue() -> list[ZooModel]:
@@ -37,6 +43,7 @@ def catalogue() -> list[ZooModel]:
         ZooModel(
             row["id"], row["file"], row["package"], row["version"], row["path"], row["sha256"],
             tuple((case["label"], case["inputs"]) for case in row["cases"]), row.get("refused", ""), row["task"],
+            row.get("absolute", ABSOLUTE),
         )
         for row in rows
     ]  # fmt: skip

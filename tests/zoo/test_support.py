@@ -29,7 +29,11 @@ def row_of(folder: Path, nodes: list[onnx.NodeProto], weight: float = 2.0) -> An
     graph = helper.make_graph(
         nodes, "g", [info("x", TensorProto.FLOAT, ["n"])], [info("y", TensorProto.FLOAT, None)], constants
     )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.unused", 1)]
+    opsets = [
+        helper.make_opsetid("", 17),
+        helper.make_opsetid("com.unused", 1),
+        helper.make_opsetid("com.microsoft", 1),
+    ]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), folder / "m.onnx")
     case = ("three", {"x": {"dtype": "float32", "shape": [3], "gen": "normal"}})
     model = ZooModel("m", "m.onnx", "pkg", "1.0", "m.onnx", "", (case,), task="a | b")
@@ -47,15 +51,19 @@ def test_a_model_that_agrees(tmp_path: Path) -> None:
     assert "| build, and agree with ONNX Runtime | 1, on all of their 1 recorded cases;" in support.summary([row])
 
 
-def test_a_quantized_model_is_not_built(tmp_path: Path) -> None:
+def test_a_quantized_model(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "w", "zero"], ["q"], "quantize"),
         helper.make_node("DequantizeLinear", ["q", "w", "zero"], ["y"], "dequantize"),
     ]
     row = row_of(tmp_path, nodes)
-    if not row.refusal:
-        pytest.skip("quantized models are built by now")
-    assert row.quantized and "QuantizeLinear x1" in row.refusal
+    assert row.agrees and not row.refusal
+
+
+def test_a_quantized_model_that_is_not_built(tmp_path: Path) -> None:
+    nodes = [helper.make_node("QOrderedGelu", ["x", "w", "w"], ["y"], "quantized", domain="com.microsoft")]
+    row = row_of(tmp_path, nodes)
+    assert row.quantized and "QOrderedGelu x1" in row.refusal
     assert "not yet: quantized (" in support.page([row], {}) and "| not yet: quantized | m |" in support.summary([row])
 
 
