@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from labelled_data import Array, Maker, Pair, Run, Sample, Store, mean_of_first, same
 from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.labelled_data import Array, Maker, Pair, Run, Sample, Store, mean_of_first, same
 
 _FOLDER = "sklearn/datasets/data"
 
