@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from aot.cli.common import check_writable, common_options, note, print_json, wants
-from aot.cli.ledger_page import page
+from aot.cli.ledger_page import page, page_of_products
 from aot.cli.ledger_report import report_record, said_of_products
 from aot.cli.loading import open_artifact
-from aot.errors import OptionError
+from aot.file_kinds import kind_of
 from aot.quantization import Quantization
 
 
@@ -25,28 +25,25 @@ def command(artifact: Path, html: Path | None) -> None:
     Worst first, in the names of the model's nodes. ARTIFACT may be a record of `aotc quantize` too.
     """
     document: dict[str, Any] | None
-    if artifact.suffix == ".quantization":
+    kind = kind_of(artifact)
+    if artifact.suffix == ".quantization" or (kind is not None and kind.name == "arrays"):
         document, products = Quantization.open(artifact).summary(), ()
     else:
         meta = open_artifact(artifact).meta
         document, products = meta.get("quantization"), meta.get("products", ())
-    if document is None:
-        if html is not None:
-            raise OptionError(
-                "there is no ledger: the artifact was not built from a quantization record", where=str(artifact),
-                hint="Build it with --quantize: its record holds what was measured.",
-            )  # fmt: skip
-        if wants("json"):
-            print_json({"artifact": str(artifact), "ledger": None, "products": products})
-        elif products:
-            note("the model came quantized: nothing was measured here")
-            said_of_products(products)
-        else:
-            click.echo("nothing is quantized")
-        return
-    report_record(document, str(artifact))
     if html is not None:
         check_writable(html)
-        html.write_text(page(document, artifact.name))
+    if document is not None:
+        report_record(document, str(artifact))
+    elif wants("json"):
+        print_json({"artifact": str(artifact), "ledger": None, "products": products})
+    elif products:
+        note("the model came quantized: nothing was measured here")
+        said_of_products(products)
+    else:
+        click.echo("nothing is quantized")
+    if html is not None:
+        made = page(document, artifact.name) if document is not None else page_of_products(products, artifact.name)
+        html.write_text(made, encoding="utf-8")
         if not wants("json"):
             click.echo(f"written: {html}")

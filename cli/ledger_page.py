@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from aot.cli.html import document as whole_page
 from aot.cli.html import facts_list, table, text
 from aot.cli.ledger_report import HEADINGS, Document, cells, facts, without_empty, worst_first
+from aot.metrics import LARGEST_ERROR
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 900, 300, 80, 20, 50
 _QUANTIZED, _FLOAT, _TOTAL = "#4e79a7", "#c8c8c8", "#e15759"
@@ -35,6 +36,16 @@ def page(document: Document, name: str) -> str:
     return whole_page(f"Accuracy of {name}", body)
 
 
+def page_of_products(products: Sequence[Document], name: str) -> str:
+    """Of an artifact without a ledger: the forms of its products, where the model came quantized."""
+    said = "The model came quantized: nothing was measured here." if products else "Nothing is quantized."
+    rows = [(item["node"], item["op"], item["form"]) for item in products]
+    body = [f"<h1>Accuracy of {text(name)}</h1>", f"<p>{said}</p>"]
+    return whole_page(
+        f"Accuracy of {name}", body + ([table(("node", "op", "form"), rows, _TEXT_COLUMNS)] if rows else [])
+    )
+
+
 def _svg(parts: Sequence[str], label: str) -> str:
     width, height = _LEFT + _WIDTH + 20, _TOP + _HEIGHT + _BOTTOM
     head = (
@@ -49,12 +60,12 @@ class _Scale:
     """Powers of ten of errors, as heights."""
 
     def __init__(self, values: Sequence[float]) -> None:
-        known = [value for value in values if 0 < value < math.inf]
+        known = [value for value in values if 0 < value < LARGEST_ERROR]
         self.low = math.floor(math.log10(min(known))) if known else -3
         self.high = max(math.ceil(math.log10(max(known))) if known else 0, self.low + 1)
 
     def at(self, value: float) -> float:
-        bounded = min(max(math.log10(max(value, 1e-300)), self.low), self.high) if value < math.inf else self.high
+        bounded = min(max(math.log10(max(value, 1e-300)), self.low), self.high)
         return round(_TOP + _HEIGHT * (1 - (bounded - self.low) / (self.high - self.low)), 1)
 
     def lines(self) -> list[str]:

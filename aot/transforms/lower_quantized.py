@@ -199,6 +199,7 @@ class _Products:
 
     def matmul(self, b: Builder, m: Match) -> Value:
         """The product of quantized matrices is one of their numbers, corrected and scaled."""
+        b.locs = _product_first(b, m)
         left, right = (
             _prepared(b, m.view, m.facts[name], dtype) for name, dtype in zip("ab", self.wanted, strict=True)
         )
@@ -207,6 +208,7 @@ class _Products:
 
     def conv(self, b: Builder, m: Match) -> Value:
         """The convolution of a quantized image is one of its numbers, corrected and scaled."""
+        b.locs = _product_first(b, m)
         x, w = (_prepared(b, m.view, m.facts[name], dtype) for name, dtype in zip("ab", self.wanted, strict=True))
         rank = m.root.output.type.rank
         rows = [_of_channels(b, each, rank) for each in (w.scale, w.zero)]
@@ -234,6 +236,11 @@ class _Products:
             fill += _SHIFTS[plain[0].numbers.type.dtype]
         zero = _of_channels(b, right.zero, m.root.output.type.rank)
         return _image_sums(b, m.view, left, replace(right, zero=zero), m.root, fill)
+
+
+def _product_first(b: Builder, m: Match) -> tuple[str, ...]:
+    """The names of all nodes that are replaced, the product's first: people look for it, not for its conversions."""
+    return tuple(dict.fromkeys((*m.root.locs, *b.locs)))
 
 
 _SHIFTS = {I8: 128, U8: -128}

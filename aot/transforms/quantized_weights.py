@@ -91,6 +91,7 @@ def _check_packed(m: Match) -> str | None:
 )
 def pack_weight(b: Builder, m: Match) -> Value:
     """The product of floats with a weight of 8 or 4 bits reads those bits."""
+    b.locs = tuple(dict.fromkeys((*m.root.locs, *b.locs)))  # the product's name first: people look for it
     bits, block, numbers, scales, zeros, shift = m.facts["weight"]
     summed = numbers.shape[0]
     block += bits == 4 and block % 2  # of all rows, and one that is missing
