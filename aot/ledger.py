@@ -124,15 +124,6 @@ def measured(
     )  # fmt: skip
 
 
-def alone_errors(
-    graph: Graph, record: Quantization, samples: Sequence[Sample], budget: Budget, options: CompileOptions, tell: Tell
-) -> dict[str, float]:
-    """The error with each product of a record quantized and nothing else, by node."""
-    with _opened(graph, record, samples, budget, options, tell) as bench:
-        found = _alone(bench, [node.form != FLOAT for node in record.nodes])
-    return {record.nodes[n].node: error for n, error in found.items()}
-
-
 def _alone(bench: _Bench, able: Sequence[bool]) -> dict[int, float]:
     """The error of each product alone, by its number."""
     chosen = [n for n, fits in enumerate(able) if fits]

@@ -88,17 +88,6 @@ class Method:
         object.__setattr__(self, "float_nodes", tuple(names))
 
     @property
-    def simplest(self) -> Method:
-        """The same form without anything that is fitted to the layer: what shows which layers are hard.
-
-        Scales for each output stay: with one for the whole weight, a layer would look hard that makes an outlier
-        channel, and not the one that reads it.
-        """
-        return replace(
-            self, observer="minmax", balance=False, equalize=False, bias_correction=False, rounding="nearest"
-        )
-
-    @property
     def needs_data(self) -> bool:
         """Whether scales or roundings come from data."""
         return self.form in STATIC or self.rounding == "gptq"
@@ -132,8 +121,9 @@ class Entry:
     """A line of the ledger. Errors are relative ones of the outputs, on the data measured; times of one run: see
     Quantization.timed.
 
-    alone: the error with this product quantized and nothing else. plain: the same in the simplest form: the whole
-    range of the input, no balance and no correction; it shows which layers are hard.
+    alone: the error with this product quantized and nothing else. hardness: the relative error
+    that the simplest form (one scale for the whole weight, the whole range of the input) is modelled to make in the
+    product's own results, the median of its outputs: what balance and scales for each output mend is seen there.
     running: with it and all that stand before it in the order of `alone`, the least first. weight_snr_db, input_snr_db:
     of the rounding itself. saturated: the share of the activation's numbers beyond the range. float_us, quantized_us: 0
     where not measured. reason: why it is float.
@@ -143,7 +133,7 @@ class Entry:
     op: str
     form: str
     alone: float | None = None
-    plain: float | None = None
+    hardness: float | None = None
     running: float | None = None
     weight_snr_db: float | None = None
     input_snr_db: float | None = None
@@ -186,10 +176,6 @@ class Quantization:
     ledger: tuple[Entry, ...] = ()
     points: tuple[Point, ...] = ()
     notes: tuple[str, ...] = ()
-
-    def with_plain_errors(self, errors: Mapping[str, float]) -> Quantization:
-        """The record whose ledger has the errors of the simplest form, by node."""
-        return replace(self, ledger=tuple(replace(entry, plain=errors.get(entry.node)) for entry in self.ledger))
 
     @property
     def by_node(self) -> Mapping[str, NodeRecord]:

@@ -10,11 +10,11 @@ from aot import driver
 from aot.calibrate import Calibration, Tell, calibrate_graph, first_state, in_branches, no_product, no_sample, plain
 from aot.errors import OptionError, UnsupportedError
 from aot.ir import Graph
-from aot.ledger import alone_errors, measured
+from aot.ledger import measured
 from aot.metrics import DEFAULT_BUDGET, first_few, own_metric, parse_budget
 from aot.options import CompileOptions
 from aot.product_times import NO_TIMES, measured_times, modelled_times
-from aot.quantization import DYNAMIC, STATIC, Method, Quantization
+from aot.quantization import Method, Quantization
 from aot.quantizer import planned, rounded_with_data
 from aot.samples import Data, open_samples
 from aot.transforms.products import products
@@ -84,9 +84,6 @@ def quantize(
     few = first_few(samples(), measured_samples)
     if not few:
         raise no_sample()
-    if method.form in (*STATIC, *DYNAMIC):
-        simplest = planned(found, method.simplest, calibration)
-        record = record.with_plain_errors(alone_errors(graph, simplest, few, budget, options, tell))
     targets = driver.resolve_targets(asked)
     if allow_slower:
         times = NO_TIMES

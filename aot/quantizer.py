@@ -260,10 +260,31 @@ def entries(products: Sequence[Product], record: Quantization, calibration: Cali
         )  # fmt: skip
         if node.form != FLOAT:
             entry = replace(entry, weight_snr_db=_weight_snr_db(product, node, record.method))
-        if node.form in STATIC and product.name in seen:
-            entry = _with_input(entry, node, seen[product.name])
+        if product.name in seen:
+            entry = replace(entry, hardness=hardness(product, seen[product.name]))
+            entry = _with_input(entry, node, seen[product.name]) if node.form in STATIC else entry
         found.append(entry)
     return tuple(found)
+
+
+def hardness(product: Product, seen: Observation) -> float | None:
+    """The relative error of a product's results in the simplest 8-bit form, modelled: the median of its outputs.
+
+    A number that is less than half a step is lost, others are off by the twelfth of a step's square. A layer stands out
+    where a few large numbers take the range from all others: weights, outputs or inputs.
+    """
+    weight = weight_array(product).astype(np.float64)
+    most = float(np.abs(weight).max(initial=0))
+    if not seen.elements or most == 0:
+        return None
+    step, width = most / 127, (max(seen.greatest, 0.0) - min(seen.least, 0.0)) / _LEVELS
+    power = np.broadcast_to(product.by_channel(seen.squares), weight.shape)
+    squares = weight**2
+    lost = np.minimum(squares, step**2 / 12) * power + squares * np.minimum(power, width**2 / 12)
+    axes = tuple(axis for axis in range(weight.ndim) if axis != product.output_axis)
+    signal, noise = (squares * power).sum(axis=axes), lost.sum(axis=axes)
+    ratios = noise[signal > 0] / signal[signal > 0]
+    return float(np.sqrt(np.median(ratios))) if ratios.size else None
 
 
 def _with_input(entry: Entry, node: NodeRecord, seen: Observation) -> Entry:

@@ -406,6 +406,7 @@ def run_model(definition: Any, folder: Path, seconds: float) -> dict[str, Any]:
     plain = {name: value.detach().contiguous().numpy() for name, value in tensors.items()}
     found: dict[str, Any] = {}
     calls: dict[str, Callable[[], Any]] = {}
+    kept = []
     wanted: Array | None = None
     for form in ("f16", *FORMS[definition.name]):
         try:
@@ -418,6 +419,7 @@ def run_model(definition: Any, folder: Path, seconds: float) -> dict[str, Any]:
             wanted = result if wanted is None else wanted
             found[form] = {"error": error_of(result, wanted), "finite": bool(np.isfinite(result).all())}
             calls[form] = captured(call)
+            kept.append(loaded)  # a captured graph does not hold the model whose memory it reads
         except Exception as problem:
             found[form] = {"failed": f"{type(problem).__name__}: {problem}"[:500]}
     for form, value in timings(calls, seconds).items() if calls else ():

@@ -143,8 +143,7 @@ def plant(count: int) -> dict[str, Any]:
             aot.compile(model, "cpu", quantize=record).save(path)
             command = [sys.executable, "-m", "aot.cli", "explain", str(path), "--json"]
             told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-            ledger = sorted(told["ledger"], key=lambda e: -max(e["alone"] or 0.0, e["plain"] or 0.0))
-            names = [entry["node"] for entry in ledger]
+            names = [entry["node"] for entry in told["ledger"]]
             rows.append({"seed": seed, "kind": kind, "layer": layer, "first": names[0], "place": names.index(layer)})
             print(rows[-1], flush=True)
     hits = {kind: [row["place"] == 0 for row in rows if row["kind"] == kind] for kind in KINDS}

@@ -17,7 +17,7 @@ HEADINGS = (
     "op",
     "form",
     "error alone",
-    "simplest form",
+    "hardness",
     "running total",
     "weight dB",
     "input dB",
@@ -31,7 +31,7 @@ HEADINGS = (
 def report_record(document: Document, where: str) -> None:
     """Prints the facts and the ledger, worst first."""
     if wants("json"):
-        print_json({"record": where, **document})
+        print_json({"record": where, **document, "ledger": worst_first(document)})
         return
     print_facts(facts(document, where))
     rows = [cells(entry) for entry in worst_first(document)]
@@ -73,13 +73,24 @@ def facts(document: Document, where: str) -> list[tuple[str, str]]:
     return found
 
 
-def worst_first(document: Document) -> list[Document]:
-    """The lines of the ledger, the hardest layer first; those not measured last, in the model's order.
+STANDS_OUT = 4.0
+"""How many times as hard as the median layer a layer is that stands first, whatever it costs as it is."""
 
-    A layer is as hard as its error alone, or that of its simplest form: what balance or a fitted range mend is
-    where accuracy would be lost without them.
+
+def worst_first(document: Document) -> list[Document]:
+    """The lines of the ledger: layers that are hard by nature, then by the error alone; not measured ones last.
+
+    What balance, or a scale for each output, mends costs little as it is; it is where accuracy would be lost, and the
+    first to look at.
     """
-    return sorted(document["ledger"], key=lambda entry: -max(entry["alone"] or 0.0, entry["plain"] or 0.0))
+    known = sorted(entry["hardness"] for entry in document["ledger"] if entry["hardness"] is not None)
+    limit = STANDS_OUT * known[len(known) // 2] if known else 0.0
+
+    def key(entry: Document) -> tuple[float, float]:
+        hard = entry["hardness"] or 0.0
+        return (-hard if hard > limit else 0.0), -(entry["alone"] if entry["alone"] is not None else -1.0)
+
+    return sorted(document["ledger"], key=key)
 
 
 def cells(entry: Document) -> list[str]:
@@ -91,7 +102,7 @@ def cells(entry: Document) -> list[str]:
     times = [f"{entry[name]:.1f}" if entry[name] else "" for name in ("quantized_us", "float_us")]
     return [
         entry["node"], entry["op"], entry["form"],
-        number("alone", "{:.2e}"), number("plain", "{:.2e}"), number("running", "{:.2e}"),
+        number("alone", "{:.2e}"), number("hardness", "{:.2e}"), number("running", "{:.2e}"),
         number("weight_snr_db", "{:.1f}"), number("input_snr_db", "{:.1f}"), number("saturated", "{:.2%}"), *times,
         entry["reason"],
     ]  # fmt: skip
