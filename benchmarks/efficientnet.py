@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
-from models import _Writer
 from onnx import TensorProto, helper
+
+from benchmarks.models import _Writer
 
 _STAGES = ((1, 1), (2, 2), (2, 2), (2, 3), (1, 3), (2, 4), (1, 1))
 """Stride of the first block, blocks."""

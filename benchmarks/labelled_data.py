@@ -102,7 +102,7 @@ def pairs() -> dict[str, Maker]:
     """All pairs by name; each is made when it is called for."""
     found: dict[str, Maker] = {}
     for theme in _THEMES:
-        found.update(import_module(f"labelled_data_{theme}").PAIRS)
+        found.update(import_module(f"benchmarks.labelled_data_{theme}").PAIRS)
     return found
 
 

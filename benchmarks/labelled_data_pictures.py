@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
-from labelled_data import Array, Maker, Pair, Run, Sample, Store, largest_error, mean_of_first, roc_auc, same
-from labelled_data_text import docstrings
 from PIL import Image, ImageDraw, ImageFont
+
+from benchmarks.labelled_data import Array, Maker, Pair, Run, Sample, Store, largest_error, mean_of_first, roc_auc, same
+from benchmarks.labelled_data_text import docstrings
 
 _FONTS = ("DejaVuSans.ttf", "DejaVuSerif.ttf", "DejaVuSansMono.ttf")
 _MEAN = np.asarray([0.485, 0.456, 0.406], np.float32)
@@ -278,7 +279,7 @@ def _opened(store: Store, package: str, path: str) -> Image.Image:
 
 def efficientnet_lite0(store: Store) -> Pair:
     """Five photographs, in twelve views each."""
-    from efficientnet import write
+    from benchmarks.efficientnet import write
 
     judged = [(view, classes) for at, classes in _PHOTOS.items() for view in _views(_opened(store, *at))]
     others = [_opened(store, "scikit-image", f"skimage/data/{name}") for name in _OTHERS]

@@ -7,7 +7,8 @@ import wave
 from functools import cache
 
 import numpy as np
-from labelled_data import (
+
+from benchmarks.labelled_data import (
     Array,
     Maker,
     Outputs,

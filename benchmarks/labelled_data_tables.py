@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
-from labelled_data import Array, Maker, Pair, Run, Sample, Store, mean_of_first, same
 from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.labelled_data import Array, Maker, Pair, Run, Sample, Store, mean_of_first, same
 
 _FOLDER = "sklearn/datasets/data"
 
@@ -45,7 +47,7 @@ def _trained(x: Array, y: Array, outputs: int, width: int = 128, steps: int = 15
     """
     random = np.random.default_rng(5)
     sizes = (x.shape[1], width, width, outputs)
-    pairs = list(zip(sizes, sizes[1:], strict=False))
+    pairs = list(itertools.pairwise(sizes))
     parameters = [random.standard_normal(p) * np.sqrt(2 / p[0]) for p in pairs] + [np.zeros(p[1]) for p in pairs]
     first, second = ([np.zeros_like(p) for p in parameters] for _ in range(2))
     for step in range(1, steps + 1):

@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from labelled_data import Array, Maker, Pair, Run, Sample, Store, mean_of_first, same
+
+from benchmarks.labelled_data import Array, Maker, Pair, Run, Sample, Store, mean_of_first, same
 
 LIBRARY = Path(sysconfig.get_paths()["stdlib"])
 
@@ -176,7 +177,7 @@ def minilm(store: Store) -> Pair:
 
     def embed(run: Run, texts: Sequence[Array]) -> Array:
         rows = np.stack([np.asarray(run(sample)["461"], np.float64)[0] for _, sample in _batches(texts)])
-        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), np.float64)
 
     def predict(run: Run) -> Array:
         rows: list[tuple[float, float]] = []
