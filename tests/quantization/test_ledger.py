@@ -25,7 +25,7 @@ from aot.transforms.products import products
 from tests.quantization import models
 
 RAW: dict[str, Any] = {"balance": False, "equalize": False, "bias_correction": False}
-QUICK_SEEDS = 2
+QUICK_SEEDS = 1
 SEEDS = [pytest.param(seed, marks=() if seed < QUICK_SEEDS else pytest.mark.slow) for seed in range(20)]
 
 
@@ -85,7 +85,7 @@ def test_worst_first_keeps_products_that_were_not_measured_last(options: Compile
     assert lines[-1]["reason"] == "asked for: dense1" and lines[-1]["form"] == FLOAT
 
 
-@pytest.mark.parametrize("form", ["int8", "int8-dynamic", "int4-weights"])
+@pytest.mark.parametrize("form", ["int8", pytest.param("int8-dynamic", marks=pytest.mark.slow), "int4-weights"])
 def test_switches(form: str, options: CompileOptions) -> None:
     """All off is the float program to the bit; all on is the quantized build, and each alone is a build of it alone."""
     model, data = models.dense(), models.data_of("x", 8)
@@ -130,7 +130,7 @@ def built_error(model: Any, record: Quantization, data: Any, metric: str, option
     [
         ("relative=0.02", {}),
         ("relative=0", {}),
-        ("cosine=0.9999", {"form": "int4-weights"}),
+        pytest.param("cosine=0.9999", {"form": "int4-weights"}, marks=pytest.mark.slow),
         ("top1=0.97", {"form": "int4-weights"}),
         ("relative=0.03", {"per_channel": False}),
     ],

@@ -14,7 +14,7 @@ from aot.evaluate import evaluate_op
 from aot.observations import OBSERVERS, Observation
 from aot.ops import OPS
 
-SETTINGS = settings(max_examples=40, deadline=None)
+SETTINGS = settings(max_examples=25, deadline=None)
 
 
 def observe(array: Any, axis: int = -1) -> Observation:
