@@ -600,6 +600,7 @@ class _Driver:
                 if all(isinstance(d, int) for d in (*old.type.shape, *new.type.shape)):
                     raise CompilerError(f"rule {entry.name} gives {new.type}, not {old.type}", where=root.where)
                 return f"its result would be {new.type}, which is not known to equal {old.type}"
+        builder.nodes[:] = [_named_first(node, dying) for node in builder.nodes]
         fresh = {value for node in builder.nodes for value in node.outputs}
         for old, new in zip(root.outputs, results, strict=True):
             alone = len(dying) < 2 and not entry.leaves_copies
@@ -734,6 +735,14 @@ class _Driver:
                             seen.add(user)
                             following.append(user)
             level = following
+
+
+def _named_first(node: Node, replaced: Iterable[Node]) -> Node:
+    """The node with the user's names of what it takes the place of, a node of the same op, before the others."""
+    own = next((old.locs for old in replaced if old.op == node.op), ())
+    first = tuple(loc for loc in own if loc in node.locs)
+    locs = (*first, *(loc for loc in node.locs if loc not in first))
+    return node if locs == node.locs else replace(node, locs=locs)
 
 
 def _renamed(node: Node, mapping: Mapping[Value, Value]) -> Node:

@@ -121,9 +121,8 @@ class Entry:
     """A line of the ledger. Errors are relative ones of the outputs, on the data measured; times of one run: see
     Quantization.timed.
 
-    alone: the error with this product quantized and nothing else. hardness: the relative error
-    that the simplest form (one scale for the whole weight, the whole range of the input) is modelled to make in the
-    product's own results, the median of its outputs: what balance and scales for each output mend is seen there.
+    alone: the error with this product quantized and nothing else. weight_hardness, input_hardness, input_loss: see
+    aot.quantizer.hardness; what balance and scales for each output mend is seen there.
     running: with it and all that stand before it in the order of `alone`, the least first. weight_snr_db, input_snr_db:
     of the rounding itself. saturated: the share of the activation's numbers beyond the range. float_us, quantized_us: 0
     where not measured. reason: why it is float.
@@ -133,7 +132,9 @@ class Entry:
     op: str
     form: str
     alone: float | None = None
-    hardness: float | None = None
+    weight_hardness: float | None = None
+    input_hardness: float | None = None
+    input_loss: float | None = None
     running: float | None = None
     weight_snr_db: float | None = None
     input_snr_db: float | None = None

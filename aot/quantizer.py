@@ -261,30 +261,37 @@ def entries(products: Sequence[Product], record: Quantization, calibration: Cali
         if node.form != FLOAT:
             entry = replace(entry, weight_snr_db=_weight_snr_db(product, node, record.method))
         if product.name in seen:
-            entry = replace(entry, hardness=hardness(product, seen[product.name]))
+            of_weight, of_input, loss = hardness(product, seen[product.name])
+            entry = replace(entry, weight_hardness=of_weight, input_hardness=of_input, input_loss=loss)
             entry = _with_input(entry, node, seen[product.name]) if node.form in STATIC else entry
         found.append(entry)
     return tuple(found)
 
 
-def hardness(product: Product, seen: Observation) -> float | None:
-    """The relative error of a product's results in the simplest 8-bit form, modelled: the median of its outputs.
+def hardness(product: Product, seen: Observation) -> tuple[float, float, float]:
+    """(weight, input, loss): relative errors in the simplest 8-bit form, modelled; 0 without data.
 
-    A number that is less than half a step is lost, others are off by the twelfth of a step's square. A layer stands out
-    where a few large numbers take the range from all others: weights, outputs or inputs.
+    That is one scale for the whole weight, and the whole range of the input. A number that is less than half a step is
+    lost, others are off by the twelfth of a step's square. The first two are of the usual weight and of the usual
+    input, medians of the weights and of the channels: they tell where a few large ones take the range from all others.
+    The third is what the input's rounding does to the usual result: little, where those few are all that matters.
     """
     weight = weight_array(product).astype(np.float64)
-    most = float(np.abs(weight).max(initial=0))
-    if not seen.elements or most == 0:
-        return None
-    step, width = most / 127, (max(seen.greatest, 0.0) - min(seen.least, 0.0)) / _LEVELS
-    power = np.broadcast_to(product.by_channel(seen.squares), weight.shape)
-    squares = weight**2
-    lost = np.minimum(squares, step**2 / 12) * power + squares * np.minimum(power, width**2 / 12)
+    power, width = seen.squares, (max(seen.greatest, 0.0) - min(seen.least, 0.0)) / _LEVELS
+    own, spoken = weight[weight != 0] ** 2, power[power > 0]
+    if not own.size or not spoken.size:
+        return 0.0, 0.0, 0.0
+    step = np.abs(weight).max() / 127
     axes = tuple(axis for axis in range(weight.ndim) if axis != product.output_axis)
-    signal, noise = (squares * power).sum(axis=axes), lost.sum(axis=axes)
-    ratios = noise[signal > 0] / signal[signal > 0]
-    return float(np.sqrt(np.median(ratios))) if ratios.size else None
+    squares, of_channel = weight**2, np.broadcast_to(product.by_channel(power), weight.shape)
+    signal = (squares * of_channel).sum(axis=axes)
+    noise = (squares * np.minimum(of_channel, width**2 / 12)).sum(axis=axes)
+    shares = (
+        np.minimum(step**2 / 12 / own, 1.0), np.minimum(width**2 / 12 / spoken, 1.0),
+        noise[signal > 0] / signal[signal > 0],
+    )  # fmt: skip
+    weights, inputs, loss = (float(np.sqrt(np.median(share))) if share.size else 0.0 for share in shares)
+    return weights, inputs, loss
 
 
 def _with_input(entry: Entry, node: NodeRecord, seen: Observation) -> Entry:

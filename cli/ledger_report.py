@@ -17,7 +17,8 @@ HEADINGS = (
     "op",
     "form",
     "error alone",
-    "hardness",
+    "hard weight",
+    "hard input",
     "running total",
     "weight dB",
     "input dB",
@@ -77,20 +78,28 @@ STANDS_OUT = 4.0
 """How many times as hard as the median layer a layer is that stands first, whatever it costs as it is."""
 
 
+HARMS = 0.1
+"""The relative error of results from which an input's range harms them."""
+
+
 def worst_first(document: Document) -> list[Document]:
     """The lines of the ledger: layers that are hard by nature, then by the error alone; not measured ones last.
 
     What balance, or a scale for each output, mends costs little as it is; it is where accuracy would be lost, and the
-    first to look at.
+    first to look at. An input whose range harms the layer's results comes first, since balance needs the right data; a
+    weight next, which a scale for each output mends; then an input whose few large numbers are all that matters.
     """
-    known = sorted(entry["hardness"] for entry in document["ledger"] if entry["hardness"] is not None)
-    limit = STANDS_OUT * known[len(known) // 2] if known else 0.0
+    ledger = document["ledger"]
 
-    def key(entry: Document) -> tuple[float, float]:
-        hard = entry["hardness"] or 0.0
-        return (-hard if hard > limit else 0.0), -(entry["alone"] if entry["alone"] is not None else -1.0)
+    def standing(name: str, least: float = 0.0) -> list[float]:
+        known = sorted(entry[name] for entry in ledger if entry[name] is not None)
+        limit = max(STANDS_OUT * known[(len(known) - 1) // 2] if known else 0.0, least)
+        return [-entry[name] if (entry[name] or 0.0) > limit else 0.0 for entry in ledger]
 
-    return sorted(document["ledger"], key=key)
+    alone = [-(entry["alone"] if entry["alone"] is not None else -1.0) for entry in ledger]
+    parts = (standing("input_loss", HARMS), standing("weight_hardness"), standing("input_hardness"), alone)
+    keys = list(zip(*parts, strict=True))
+    return [ledger[n] for n in sorted(range(len(ledger)), key=keys.__getitem__)]
 
 
 def cells(entry: Document) -> list[str]:
@@ -102,7 +111,8 @@ def cells(entry: Document) -> list[str]:
     times = [f"{entry[name]:.1f}" if entry[name] else "" for name in ("quantized_us", "float_us")]
     return [
         entry["node"], entry["op"], entry["form"],
-        number("alone", "{:.2e}"), number("hardness", "{:.2e}"), number("running", "{:.2e}"),
+        number("alone", "{:.2e}"), number("weight_hardness", "{:.3f}"),
+        number("input_hardness", "{:.3f}"), number("running", "{:.2e}"),
         number("weight_snr_db", "{:.1f}"), number("input_snr_db", "{:.1f}"), number("saturated", "{:.2%}"), *times,
         entry["reason"],
     ]  # fmt: skip

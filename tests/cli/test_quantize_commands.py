@@ -254,10 +254,11 @@ def test_a_page_of_anything(tmp_path: Path) -> None:
     """Names that are markup, errors of zero and without bound, nothing measured, no product at all."""
     nodes = tuple(NodeRecord(name, "int8", 0.1, 3) for name in (EVIL, "b", "c"))
     entries = (
-        Entry(node=EVIL, op="conv", form="float", alone=LARGEST_ERROR, running=LARGEST_ERROR, hardness=LARGEST_ERROR,
+        Entry(node=EVIL, op="conv", form="float", alone=LARGEST_ERROR, running=LARGEST_ERROR,
+              input_hardness=LARGEST_ERROR,
               reason=f"the budget: {EVIL}", float_us=3.0, quantized_us=2.0),
-        Entry(node="b", op="conv", form="int8", alone=0.0, running=0.0, hardness=0.0),
-        Entry(node="c", op="conv", form="int8", alone=1e-9, running=0.5, hardness=0.2, saturated=0.5),
+        Entry(node="b", op="conv", form="int8", alone=0.0, running=0.0, input_hardness=0.0),
+        Entry(node="c", op="conv", form="int8", alone=1e-9, running=0.5, input_hardness=0.2, saturated=0.5),
     )  # fmt: skip
     points = (Point(quantized=0, error=0.0, run_us=9.0, weight_bytes=9),
               Point(quantized=3, error=LARGEST_ERROR, run_us=8.0, weight_bytes=3),
