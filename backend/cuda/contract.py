@@ -186,10 +186,12 @@ class _Contract:
         summed = self.summed * self._extent(self.taps)
         return self.batch * self.rows * self.columns * summed * 2 * len(self.root.rights)
 
-    def _finish(self, tiling: Tiling, warps: int, stages: int, schedule: str, is_heavy: bool = False) -> Emitted:
+    def _finish(
+        self, tiling: Tiling, warps: int, stages: int, schedule: str, is_heavy: bool = False, functions: str = ""
+    ) -> Emitted:
         made = finish(
             self.source, tiling, warps=warps, stages=stages, schedule=schedule, flops=self._flops(), early=self.early,
-            is_heavy=is_heavy, features=self.target.features,
+            is_heavy=is_heavy, functions=functions, features=self.target.features,
         )  # fmt: skip
         return replace(made, packed=self.packed)
 
