@@ -258,16 +258,16 @@ class _Packed(_Contract):
                 order = "0, 1, 2, 5, 6, 3, 4" if numbers == 8 else "0, 1, 2, 4, 3, 5"
                 code.line(f"a = tl.reshape(tl.permute(a, ({order})), ({sums}, {LEAST_ROWS}, {part}))")
                 code.line(f"acc = tl.dot(a, b, acc, {self._how(F16, part)})")
-            code.line("total = tl.sum(acc, axis=0)")
+            self._fold("acc", sums, f"{LEAST_ROWS}, {width}")
             if self.blocks == 1:
                 mask = "" if n_dim.mask is None else f", mask={n_dim.mask}, other=0"
-                code.line(f"total = total * tl.load(p{weight.scale} + n{mask}).to(tl.float32)")
+                code.line(f"acc = acc * tl.load(p{weight.scale} + n{mask}).to(tl.float32)")
             code.line(f"line = tl.arange(0, {LEAST_ROWS})[:, None]")
             code.line(f"row = line // {same}")
             code.line(f"row_inside = (row < {self.rows}) & (line % {same} == 0)")
             row_dim = TileDim(frozenset(self.row_axes), "row_inside")
             places = {**self._indices(self.row_axes, "row"), **n}
-            self._store(renderer, outer, places, [row_dim, n_dim], f"({LEAST_ROWS}, {width})", ["total"])
+            self._store(renderer, outer, places, [row_dim, n_dim], f"({LEAST_ROWS}, {width})", ["acc"])
         tiling.code = code
         text = f"few rows, tiles of {tile}, {weight.bits} bits"
         return self._finish(tiling, tile.warps, tile.stages, text, functions=functions + PREFETCH)
