@@ -28,7 +28,9 @@ from aot.errors import CompilerError, TargetError
 from aot.program import Image
 
 IMAGE_ALIGN_BYTES = 64
-_PREAMBLE = "import triton\nimport triton.language as tl\n\n\n"
+_PREAMBLE = (
+    "import triton\nimport triton.language as tl\n\nINTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)\n\n\n"
+)
 
 
 def module_text(source: str) -> str:

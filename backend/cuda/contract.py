@@ -25,6 +25,7 @@ from aot import dims as dimension
 from aot.backend.affine import affine_of
 from aot.backend.base import Emitted, PackedOperand
 from aot.backend.cuda.code import FLOAT8, Code, DimTable, register_dtype, register_type
+from aot.backend.cuda.functions import scaled
 from aot.backend.cuda.frame import Tiling, finish, power_of_two
 from aot.backend.cuda.render import Renderer, Scope, TileDim
 from aot.backend.nest import COSTLY, flatten, free_axes
@@ -186,10 +187,12 @@ class _Contract:
         summed = self.summed * self._extent(self.taps)
         return self.batch * self.rows * self.columns * summed * 2 * len(self.root.rights)
 
-    def _finish(self, tiling: Tiling, warps: int, stages: int, schedule: str, is_heavy: bool = False) -> Emitted:
+    def _finish(
+        self, tiling: Tiling, warps: int, stages: int, schedule: str, is_heavy: bool = False, functions: str = ""
+    ) -> Emitted:
         made = finish(
             self.source, tiling, warps=warps, stages=stages, schedule=schedule, flops=self._flops(), early=self.early,
-            is_heavy=is_heavy, features=self.target.features,
+            is_heavy=is_heavy, functions=functions, features=self.target.features,
         )  # fmt: skip
         return replace(made, packed=self.packed)
 
@@ -273,10 +276,14 @@ class _Contract:
         return replace(tile, summed=step, sums=max(min(tile.sums, step // least), 1))
 
     def _has_wide_epilogue(self) -> bool:
-        """Whether the epilogue has functions of many steps, or reads another tile, such as of a residual."""
+        """Whether the epilogue has functions of many steps, or reads another tile, such as of a residual.
+
+        A quotient by a constant, of which integers are made, is one step.
+        """
         rows, columns = set(self.row_axes), set(self.column_axes)
         return any(
-            node.op in COSTLY or (node.op == "load" and rows & free_axes(node) and columns & free_axes(node))
+            (node.op in COSTLY and scaled(node, "") is None)
+            or (node.op == "load" and rows & free_axes(node) and columns & free_axes(node))
             for store in self.kernel.stores
             for node in walk(store.value)
         )
@@ -334,11 +341,20 @@ class _Contract:
                 offsets.add(a, rights)
             offsets.give_back()
             for name in sums if lead else ():
-                code.line(f"{name} = tl.sum({name}, axis=0)")
+                self._fold(name, tile.sums, f"{tile.rows}, {width}")
             offsets.give_back_twice(self.dims.text(self.summed * self._extent(self.taps)))
             self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({tile.rows}, {width})", sums)
         is_heavy = typical(self.summed * self._extent(self.taps)) > FEW_STEPS * tile.summed
         return self._finish(tiling, tile.warps, tile.stages, f"tiles of {tile}", is_heavy)
+
+    def _fold(self, name: str, sums: int, shape: str) -> None:
+        """Adds the warps' sums of each element, two at a time: a sum along the axis would take six times the barriers."""
+        while sums > 1:
+            sums //= 2
+            split = f"tl.split(tl.permute(tl.reshape({name}, (2, {sums}, {shape})), (1, 2, 3, 0)))"
+            self.code.line(f"low, high = {split}")
+            self.code.line(f"{name} = low + high")
+        self.code.line(f"{name} = tl.reshape({name}, ({shape}))")
 
     def _how(self, operand: DType, summed: int) -> str:
         """The rest of the arguments of tl.dot, for so many summed elements at a time."""

@@ -13,9 +13,10 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from aot.backend.cuda.code import FLOAT8, memory_type, register_dtype, register_type
-from aot.dtypes import BF16, F16, F32, DType
+from aot.dtypes import BF16, F16, F32, I8, U8, DType
 from aot.errors import CompilerError
 from aot.expr import Expr
+from aot.expr import call as call_of
 
 _OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -38,6 +39,17 @@ _OF_NARROW = frozenset({"erf", "tanh"})
 
 _EXACT = {"div": "quotient", "sqrt": "root"}
 """Functions that IEEE defines to the last bit, which the language's own do not give."""
+
+
+
+def _bytes_text(name: str, is_shifted: bool) -> str:
+    """Assembly of four numbers rounded to integers and bounded to bytes; shifted by a number beside each."""
+    lines = [".reg .s32 a<4>; .reg .b32 c;", *(f"cvt.rni.s32.f32 a{n}, ${n + 1};" for n in range(4))]
+    for n in range(4) if is_shifted else ():  # of a size that a sum cannot leave 32 bits
+        lines.append(f"min.s32 a{n}, a{n}, 65536; max.s32 a{n}, a{n}, -65536; add.s32 a{n}, a{n}, ${n + 5};")
+    lines += [f"cvt.pack.sat.{name}.s32.b32 c, a3, a2, 0;", f"cvt.pack.sat.{name}.s32.b32 $0, a1, a0, c;"]
+    return f"{{ {' '.join(lines)} }}"
+
 
 HELPERS: Mapping[str, str] = {
     "not_": "def not_(x):\n    return x == 0\n",
@@ -82,13 +94,8 @@ HELPERS: Mapping[str, str] = {
         "        q = a / b\n"
         "    return q\n"
     ),
-    # By a constant c whose reciprocal is r: one step of correction gives the last bit (Markstein, 1990), unless what is
-    # left over has no such bits: then the quotient is below 2^-40.
-    "quotient_by": (
-        "def quotient_by(a, c, r):\n"
-        "    q = a * r\n"
-        "    return tl.where(tl.abs(q) < 1e30, tl.fma(tl.fma(-q, c, a), r, q), q)\n"
-    ),
+    # By a constant c whose reciprocal is r.
+    "quotient_by": "def quotient_by(a, c, r):\n    return a * r\n",
     "root": (
         "def root(x):\n"
         "    if x.dtype == tl.float32:\n"
@@ -147,6 +154,28 @@ HELPERS: Mapping[str, str] = {
             ("f8e5m2", 21, (1 << 20) - 1, 112 << 2, 2.0**7, 0x43000000, 2.0**-14, 0x7C, 0x7E),
         )
     },
+    # Rounded to the nearest, halves to even, with `zero` added, and bounded, by instructions that also make 0 of NaN.
+    # Four at a time, which make a word.
+    **{
+        f"quantized_{name}": (
+            f"def quantized_{name}(x, zero: tl.constexpr):\n"
+            "    if INTERPRETED:\n"
+            "        whole = tl.where(x != x, 0.0, round_even(x)) + zero\n"
+            f"        code = tl.minimum(tl.maximum(whole, {low}.0), {low + 255}.0).to(tl.int32).to(tl.{kind})\n"
+            "    elif zero == 0:\n"
+            f"        code = tl.inline_asm_elementwise(\n            '{_bytes_text(name, False)}',\n"
+            f"            '=r,f,f,f,f', [x], dtype=tl.{kind}, is_pure=True, pack=4)\n"
+            "    else:\n"
+            f"        code = tl.inline_asm_elementwise(\n            '{_bytes_text(name, True)}',\n"
+            f"            '=r,f,f,f,f,r,r,r,r', [x, zero], dtype=tl.{kind}, is_pure=True, pack=4)\n"
+            "    return code\n"
+        )
+        for name, kind, low in (("s8", "int8", -128), ("u8", "uint8", 0))
+    },
+    "saturated_f8e4m3": (
+        "def saturated_f8e4m3(x):\n"
+        "    return encode_f8e4m3(maximum(minimum(x, 448.0), -448.0))\n"
+    ),
     "sign": "def sign(x):\n    return tl.where(x > 0, 1, tl.where(x < 0, -1, x)).to(x.dtype)\n",
     "expm1": (
         "def expm1(x):\n"
@@ -248,6 +277,15 @@ HELPERS: Mapping[str, str] = {
     ),
 }  # fmt: skip
 NATIVE: Mapping[str, Mapping[str, str]] = {
+    "exact": {
+        # One step of correction gives the last bit (Markstein, 1990), unless what is left over has no such bits: then
+        # the quotient is below 2^-40.
+        "quotient_by": (
+            "def quotient_by(a, c, r):\n"
+            "    q = a * r\n"
+            "    return tl.where(tl.abs(q) < 1e30, tl.fma(tl.fma(-q, c, a), r, q), q)\n"
+        ),
+    },
     "float8": {
         "decode_f8e4m3": "def decode_f8e4m3(x):\n    return x.to(tl.float8e4nv, bitcast=True).to(tl.float32)\n",
         # The instruction gives the largest number for what is beyond it.
@@ -257,9 +295,12 @@ NATIVE: Mapping[str, Mapping[str, str]] = {
             "    code = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)\n"
             "    return tl.where(tl.abs(x) > 464.0, 127, code).to(tl.uint8)\n"
         ),
+        "saturated_f8e4m3": (
+            "def saturated_f8e4m3(x):\n    return x.to(tl.float32).to(tl.float8e4nv).to(tl.uint8, bitcast=True)\n"
+        ),
     },
 }
-"""The texts of helpers by the feature of a target that they need."""
+"""The texts of helpers by the feature of a target, or of a build, that they need."""
 
 _NEEDS: Mapping[str, tuple[str, ...]] = {
     name: tuple(other for other in HELPERS if other != name and re.search(rf"\b{other}\(", text))
@@ -332,7 +373,7 @@ def call(expr: Expr, operands: Sequence[str], is_narrow: bool = False, is_short:
 def scaled(expr: Expr, operand: str) -> str | None:
     """What a number is quantized from, its quotient by a constant of middling size; None for what is none.
 
-    `expr`: the quotient; right to the last bit where that decides to which neighbour the number is rounded.
+    `expr`: the quotient. It is right to the last bit in exact builds; in others a product with the reciprocal.
     """
     if expr.op != "div" or expr.dtype != F32 or expr.args[1].op != "const":
         return None
@@ -395,6 +436,42 @@ def convert(source: DType, target: DType, text: str) -> str:
     if register_dtype(source) == register_dtype(target):
         return text
     return f"({text}).to({register_type(target)})"
+
+
+def bounded_byte(expr: Expr) -> tuple[Expr, int] | None:
+    """What is rounded, and the zero point, of an expression that is a quantized integer of 8 bits; None of others.
+
+    That is: round(x), with a constant zero point added, bounded by the type's range, and the zero point for NaN.
+    """
+    if expr.op != "cast" or expr.dtype not in (I8, U8) or expr.args[0].op != "select":
+        return None
+    is_nothing, nothing, bounded = expr.args[0].args
+    low = -128 if expr.dtype == I8 else 0
+    if is_nothing != call_of("isnan", bounded) or nothing.op != "const":
+        return None
+    whole = _between(bounded, low, low + 255)
+    if whole is None or whole.dtype != F32:
+        return None
+    zero = int(nothing.payload)
+    if whole.op == "add" and whole.args[1] == nothing:
+        whole = whole.args[0]
+    elif zero:
+        return None
+    return (whole.args[0], zero) if whole.op == "round" else None
+
+
+def bounded_float8(expr: Expr) -> Expr | None:
+    """What an expression is before it is bounded by the range of f8e4m3; None of others."""
+    return _between(expr, -448, 448) if expr.dtype == F32 else None
+
+
+def _between(expr: Expr, low: int, high: int) -> Expr | None:
+    """What is bounded by two constants; None of what is not."""
+    if expr.op != "max" or expr.args[0].op != "min":
+        return None
+    bounds = (expr.args[1], expr.args[0].args[1])
+    are_these = all(b.op == "const" and b.payload == wanted for b, wanted in zip(bounds, (low, high), strict=True))
+    return expr.args[0].args[0] if are_these else None
 
 
 def encoded(target: DType, text: str) -> str:

@@ -9,8 +9,13 @@ Beside a factor in f16 one instruction suffices: the bits that were cut out are 
 number times a power of two again, and so small that the factor can take the inverse and stay finite, being below 2^17.
 The zero points are then taken away from the sums of words. (An infinite factor makes NaN.)
 
-Few rows are a stream, bound by the bytes of the weight: each program holds some columns whole, in registers, before its
-predecessors have ended. More rows are tiles on tensor cores, for which the weight becomes 16 bits wide.
+Beside f16, numbers become halves two at a time (halves.py). Up to sixteen rows are then one tile of rows on tensor
+cores, whose warps share what is summed: each has the numbers of whole words, in the order in which they lie in words,
+and the left operand is read in that order too. What the program will read is brought into the second-level cache before
+its predecessors have ended. More rows are tiles.
+
+Beside other floats, few rows are a stream, bound by the bytes of the weight: each program holds some columns whole, in
+registers, before its predecessors have ended.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from aot import dims as dimension
 from aot.backend.base import Emitted, PackedOperand
 from aot.backend.cuda.contract import FEW_STEPS, Stream, Tile, _Contract
 from aot.backend.cuda.frame import Tiling, power_of_two
+from aot.backend.cuda.halves import PREFETCH, halves_name, halves_text
 from aot.backend.cuda.render import Renderer, Scope, TileDim
 from aot.dims import typical
 from aot.dtypes import BF16, F16, F32, DType
@@ -48,6 +54,9 @@ MOST_LINES = 32
 """Lines of words of a program of a stream; of longer columns several pieces, one after the other."""
 
 MOST_WARPS = 8
+LEAST_ROWS = 16
+"""Rows of the smallest tile of tensor cores."""
+
 MAGIC = 0x4B000000  # the bits of 2^23 as f32
 SMALL_BITS = 24
 """Bits of a whole number that, as an f32, is that number times 2^-149."""
@@ -89,6 +98,10 @@ class _Packed(_Contract):
         if not self._fills_words():
             return super().emit()
         few = isinstance(self.rows, int) and self.rows <= MOST_STREAM_ROWS
+        if self._suits_rows() and (
+            self.schedule is None or (isinstance(self.schedule, Tile) and self.schedule.sums > 1)
+        ):
+            return self._packed_rows()
         if isinstance(self.schedule, Stream) or (few and self.schedule is None):
             return self._packed_stream()
         return self._packed_tiles()
@@ -149,6 +162,141 @@ class _Packed(_Contract):
             return f"(words & {bits << at}).to(tl.float32, bitcast=True)", at
         cut = f"(words >> {at})" if at + self.weight.bits == WORD_BITS else f"((words >> {at}) & {bits})"
         return f"{cut}.to(tl.float32, bitcast=True)", 0
+
+    def _suits_halves(self) -> bool:
+        """Whether numbers are made halves two at a time: beside f16, with scales in f16."""
+        scale = self.source.inputs[self.weight.scale].type.dtype
+        return self._multiplied() == F16 and (self.blocks == 1 or scale == F16)
+
+    def _suits_rows(self) -> bool:
+        """Whether rows are few, and four words have one scale."""
+        few = isinstance(self.rows, int) and 0 < self.rows <= LEAST_ROWS
+        return few and self._suits_halves() and (self.blocks == 1 or self.run >= 4 * self.numbers)
+
+    # Few rows.
+
+    def _choose_rows(self) -> Tile:
+        """Columns for nearly as many programs as there are multiprocessors; longer steps beside fewer columns."""
+        if isinstance(self.schedule, Tile):
+            return self.schedule
+        assert isinstance(self.summed, int)
+        programs = 0.9 * self.target.numbers["multiprocessors"]
+        columns = next((c for c in (64, 32) if typical(self.columns) >= c * programs), 16)
+        sums, part = {64: (4, 64), 32: (4, 128), 16: (8, 64)}[columns]
+        while sums > 2 and sums * part > power_of_two(self.summed):
+            sums //= 2
+        return Tile(LEAST_ROWS, columns, sums * part, sums, 4, sums)
+
+    def _packed_rows(self) -> Emitted:
+        """A tile of rows, some columns, and for each warp a part of every step's summed elements.
+
+        Of 16 summed elements a lane of tensor cores multiplies number 2t and 2t + 1, and those 8 further, t being 0 to
+        3: word t of four has what such a lane multiplies, in the order (four words, place, t, number of a pair).
+        """
+        assert isinstance(self.rows, int) and isinstance(self.summed, int) and isinstance(self.columns, int)
+        root, weight, numbers, early, code = self.root, self.weight, self.numbers, self.early, self.code
+        tile = self._choose_rows()
+        sums, width, read, four = tile.sums, tile.columns, power_of_two(self.rows), 4 * numbers
+        part = max(tile.summed // sums, four, self.run if self.blocks > 1 else 0)
+        groups, runs = part // four, part // self.run if self.blocks > 1 else 1
+        parts = -(-self.summed // (part * sums)) * sums
+        of_part, line = part // numbers, parts * part // numbers  # words, of a part and of a column
+        byte_steps = (part * weight.bits // 8, WORD_BITS // 8, four * weight.bits // 8, 1)
+        self._ask(weight.w, (self.columns, parts, 4, groups, WORD_BITS // 8), byte_steps)
+        for number in (weight.scale, weight.zero):
+            self._ask(number, (self.columns, self.blocks), (1,))
+        tiling = Tiling(early, self.dims)
+        renderer = Renderer(self.kernel, self.dims, early)
+        with tiling.programs(dimension.ceildiv(self.columns, width)) as program:
+            early.line(f"across = {program}")
+            self.code = early
+            n_dim, n = self._span(renderer, "n", "across", width, self.column_axes, "[None, :]")
+            m_dim, m = self._span(renderer, "m", "(0 * across)", read, self.row_axes, "[:, None]")
+            self.code = code
+            early.line(f"column = ({renderer.index('across')} * {width} + tl.arange(0, {width}))[None, :, None]")
+            mask = "" if n_dim.mask is None else f", mask=column < {self.columns}, other=0"
+            self._prefetch(renderer, width, line)
+            renderer.code = code
+            outer = Scope(renderer, {}, [], "(1, 1)")
+            code.line(f"acc = tl.zeros(({sums}, {LEAST_ROWS}, {width}), tl.float32)")
+            with code.block(f"for at in range(0, {self.summed}, {part * sums})"):
+                code.line(f"piece = at // {part} + tl.arange(0, {sums})[:, None, None]")
+                place = renderer.index(f"column * {line} + piece * {of_part} + tl.arange(0, {of_part})[None, None, :]")
+                code.line(f"words = tl.load(p{weight.w}.to(tl.pointer_type(tl.uint32)) + {place}{mask})")
+                code.line(f"words = tl.reshape(words, ({sums}, {width}, 4, {runs}, {groups // runs}))")
+                if weight.bits == 8:
+                    code.line("words = words ^ 0x80808080")
+                place = "column"
+                if self.blocks > 1:
+                    block = f"(piece * {part} + tl.arange(0, {runs})[None, None, :] * {self.run}) // {weight.block}"
+                    place = f"column * {self.blocks} + tl.minimum({block}, {self.blocks - 1})"
+                    code.line(f"scale = tl.load(p{weight.scale} + {place}{mask})[:, :, None, :, None]")
+                if weight.zero is not None:
+                    code.line(f"zero = tl.load(p{weight.zero} + {place}{mask})[:, :, None, :, None]")
+                    code.line(f"zero = zero.to(tl.float16) + {self._plain_zero()!r}")
+                functions = self._halves()
+                pairs = ("tl.join(b0, b4)", "tl.join(b1, b5)", "tl.join(b2, b6)", "tl.join(b3, b7)")
+                b = "tl.join(tl.join({}, {}), tl.join({}, {}))".format(*pairs)
+                if numbers == 4:
+                    b = "tl.join(tl.join(b0, b1), tl.join(b2, b3))"
+                halves = ", 2" * (numbers.bit_length() - 1)
+                code.line(f"b = tl.reshape({b}, ({sums}, {width}, 4, {groups}{halves}))")
+                order = "0, 3, 6, 5, 2, 4, 1" if numbers == 8 else "0, 3, 5, 2, 4, 1"
+                code.line(f"b = tl.reshape(tl.permute(b, ({order})), ({sums}, {part}, {width}))")
+                code.line(f"k = {renderer.index('at')} + tl.arange(0, {sums})[:, None] * {part} + tl.arange(0, {part})")
+                inside = f"(k < {self.summed})[:, None, :]" if self.summed % (part * sums) else None
+                left = Scope(
+                    renderer, {**m, root.k: "k[:, None, :]"}, [m_dim, TileDim(frozenset({root.k}), inside)],
+                    f"({sums}, {read}, {part})", outer,
+                )  # fmt: skip
+                a = self._operand(left, root.a, F16)
+                same = LEAST_ROWS // read
+                if same > 1:
+                    code.line(f"a = tl.broadcast_to({a}[:, :, None, :], ({sums}, {read}, {same}, {part}))")
+                    a = "a"
+                code.line(f"a = tl.reshape({a}, ({sums}, {LEAST_ROWS}, {groups}, 4{halves}))")
+                order = "0, 1, 2, 5, 6, 3, 4" if numbers == 8 else "0, 1, 2, 4, 3, 5"
+                code.line(f"a = tl.reshape(tl.permute(a, ({order})), ({sums}, {LEAST_ROWS}, {part}))")
+                code.line(f"acc = tl.dot(a, b, acc, {self._how(F16, part)})")
+            self._fold("acc", sums, f"{LEAST_ROWS}, {width}")
+            if self.blocks == 1:
+                mask = "" if n_dim.mask is None else f", mask={n_dim.mask}, other=0"
+                code.line(f"acc = acc * tl.load(p{weight.scale} + n{mask}).to(tl.float32)")
+            code.line(f"line = tl.arange(0, {LEAST_ROWS})[:, None]")
+            code.line(f"row = line // {same}")
+            code.line(f"row_inside = (row < {self.rows}) & (line % {same} == 0)")
+            row_dim = TileDim(frozenset(self.row_axes), "row_inside")
+            places = {**self._indices(self.row_axes, "row"), **n}
+            self._store(renderer, outer, places, [row_dim, n_dim], f"({LEAST_ROWS}, {width})", ["acc"])
+        tiling.code = code
+        text = f"few rows, tiles of {tile}, {weight.bits} bits"
+        return self._finish(tiling, tile.warps, tile.stages, text, functions=functions + PREFETCH)
+
+    def _prefetch(self, renderer: Renderer, width: int, line: int) -> None:
+        """Writes that a program's part of the weight is brought into the second-level cache; `line`: words of a column.
+
+        A column is a multiple of 16 bytes.
+        """
+        assert isinstance(self.columns, int)
+        early, size = self.early, WORD_BITS // 8 * line
+        with early.block("if PROGRAMMATIC"):
+            here = f"tl.minimum({self.columns} - across * {width}, {width})"
+            early.line(f"prefetch(p{self.weight.w} + {renderer.index('across')} * {width * size}, {here} * {size})")
+
+    def _plain_zero(self) -> float:
+        """What a zero point of 0 is as a number of a word."""
+        return 128.0 if self.weight.bits == 8 else 0.0
+
+    def _halves(self) -> str:
+        """Writes the numbers of `words` as halves, `b0` and so on; the text of the function that it took.
+
+        Where there are zero points or scales of blocks, `zero` and `scale` are f16, in shapes that join the words'.
+        """
+        bits, zero, scaled = self.weight.bits, self.weight.zero is not None, self.blocks > 1
+        names = [f"b{number}" for number in range(self.numbers)]
+        given = ["words", *(["zero"] if zero else []), *(["scale"] if scaled else [])]
+        self.code.line(f"{', '.join(names)} = {halves_name(bits, zero, scaled)}({', '.join(given)})")
+        return halves_text(bits, zero, scaled)
 
     # Streams.
 
@@ -398,7 +546,7 @@ class _Packed(_Contract):
             code.line(f"acc = tl.zeros(({tile.rows}, {tile.columns}), tl.float32)")
             with code.block(f"for at in range(0, {self.summed}, {tile.summed})"):
                 self._words(renderer, runs, f"at // {self.run}", "column", turned)
-                b = self._floats(tile, operand)
+                b, functions = self._floats(tile, operand)
                 code.line(f"k = {renderer.index('at')} + tl.arange(0, {tile.summed})")
                 mask = None
                 if self.summed % tile.summed:
@@ -414,7 +562,8 @@ class _Packed(_Contract):
                 code.line(f"acc = acc * tl.load(p{self.weight.scale} + n{mask}).to(tl.float32)")
             self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({tile.rows}, {tile.columns})", ["acc"])
         is_heavy = typical(self.summed) > FEW_STEPS * tile.summed
-        return self._finish(tiling, tile.warps, tile.stages, f"tiles of {tile}, {self.weight.bits} bits", is_heavy)
+        text = f"tiles of {tile}, {self.weight.bits} bits"
+        return self._finish(tiling, tile.warps, tile.stages, text, is_heavy, functions)
 
     def _multiplied(self) -> DType:
         """The type that both operands are in where they are multiplied: the left one's, if it has 16 bits."""
@@ -423,24 +572,37 @@ class _Packed(_Contract):
             inner = inner.args[0]
         return inner.dtype if inner.dtype in (F16, BF16) else F32
 
-    def _floats(self, tile: Tile, operand: DType) -> str:
-        """Writes the right operand of a step, [summed, columns]: the numbers of words, side by side; its name."""
+    def _floats(self, tile: Tile, operand: DType) -> tuple[str, str]:
+        """Writes the right operand of a step, [summed, columns]: the numbers of words, side by side.
+
+        Its name, and the text of the function that it took.
+        """
+        code, functions = self.code, ""
+        if self._suits_halves():
+            if self.blocks > 1:
+                code.line("scale = scale.to(tl.float16)[:, :, None]")
+            if self.weight.zero is not None:
+                code.line(f"zero = (zero + {self._plain_zero()!r}).to(tl.float16)[:, :, None]")
+            functions = self._halves()
+        else:
+            self._numbers_one_by_one(operand)
+        names = [f"b{number}" for number in range(self.numbers)]
+        while len(names) > 1:  # what is joined last lies side by side
+            half = len(names) // 2
+            names = [f"tl.join({names[i]}, {names[i + half]})" for i in range(half)]
+        code.line(f"b = tl.trans(tl.reshape({names[0]}, ({tile.columns}, {tile.summed})))")
+        return "b", functions
+
+    def _numbers_one_by_one(self, operand: DType) -> None:
+        """As `_halves`, for any operand, by f32."""
         code = self.code
         kind = {F16: "tl.float16", BF16: "tl.bfloat16"}.get(operand, "tl.float32")
         for place in range(self.numbers // 2):
             code.line(f"offset{place} = {self._offset(place, '[:, :, None]')}")
-            factor = self._factor(place)
             if self.blocks > 1:
-                code.line(f"scale{place} = (scale * {factor!r})[:, :, None]")
-        names = []
+                code.line(f"scale{place} = (scale * {self._factor(place)!r})[:, :, None]")
         for number in range(self.numbers):
             _, place = self._place(number)
             factor = self._factor(number)
             by = f" * scale{place}" if self.blocks > 1 else f" * {factor!r}" if factor != 1 else ""
             code.line(f"b{number} = (({self._decoded(number, f'offset{place}')}){by}).to({kind})")
-            names.append(f"b{number}")
-        while len(names) > 1:  # what is joined last lies side by side
-            half = len(names) // 2
-            names = [f"tl.join({names[i]}, {names[i + half]})" for i in range(half)]
-        code.line(f"b = tl.trans(tl.reshape({names[0]}, ({tile.columns}, {tile.summed})))")
-        return "b"

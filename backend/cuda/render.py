@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from aot import dims as dimension
 from aot.backend.affine import Affine, affine_of
 from aot.backend.cuda.code import FLOAT8, Code, DimTable, literal, memory_type, register_dtype
-from aot.backend.cuda.functions import call, convert, encoded, scaled
+from aot.backend.cuda.functions import bounded_byte, bounded_float8, call, convert, encoded, scaled
 from aot.backend.nest import free_axes
-from aot.dtypes import BF16, F16, I8, I64, U8, DType
+from aot.dtypes import BF16, F8E4M3, F16, I8, I64, U8, DType
 from aot.errors import CompilerError
 from aot.expr import Expr, walk
 from aot.kernel import Kernel, Store
@@ -169,6 +169,10 @@ class Scope:
             if not self._in_tile(expr):
                 left = f"({left} + tl.zeros({self.one}, tl.int32))"
             return self.define(f"({left} {sign} {right})")
+        quantized = bounded_byte(expr)
+        if quantized is not None and not self.is_known(expr.args[0]):
+            inner, zero = quantized
+            return self.define(f"quantized_{'s8' if expr.dtype == I8 else 'u8'}({self._rounded(inner)}, {zero})")
         # What is computed of places alone decides what is read: no bit of it is spared.
         is_narrow = self.renderer.is_narrow and any(node.op in ("load", "root") for node in walk(expr))
         is_short = self.renderer.is_short and any(node.op in ("load", "root") for node in walk(expr))
@@ -183,6 +187,11 @@ class Scope:
         inner = expr.args[0]
         text = scaled(inner, self.value(inner.args[0])) if inner.op == "div" else None
         return None if text is None else self.define(text)
+
+    def _rounded(self, expr: Expr) -> str:
+        """What is rounded to a quantized number, a block of the scope's rank."""
+        text = scaled(expr, self.value(expr.args[0])) if expr.op == "div" and not self.is_known(expr) else None
+        return self.define(f"({text or self.value(expr)} + tl.zeros({self.one}, tl.float32))")
 
     def _in_tile(self, expr: Expr) -> bool:
         """Whether an expression differs among the places of a tile: else it is a single number."""
@@ -310,7 +319,12 @@ class Scope:
         kernel = self.renderer.kernel
         operand = kernel.outputs[store.output]
         is_rounded_here = store.value.op == "cast" and store.value.dtype in FLOAT8
-        value = self.value(store.value.args[0] if is_rounded_here else store.value)
+        rounded = store.value.args[0] if is_rounded_here else store.value
+        saturated = bounded_float8(rounded) if is_rounded_here and operand.type.dtype == F8E4M3 else None
+        if saturated is not None and not self.is_known(rounded):
+            value = self._rounded(saturated)
+        else:
+            value, saturated = self.value(rounded), None
         offset = store.indices[0]
         axes = free_axes(offset)
         address = f"p{len(kernel.inputs) + store.output} + {self.offset_text(offset)}"
@@ -319,7 +333,7 @@ class Scope:
         dtype = operand.type.dtype
         held = convert(store.value.dtype, dtype, value) if store.value.dtype != dtype else value
         if dtype in FLOAT8:
-            held = encoded(dtype, value)
+            held = encoded(dtype, value) if saturated is None else f"saturated_{dtype.name}({value})"
         elif store.value.op == "const" and not held.startswith("tl.full"):
             held = f"tl.full((), {held}, {memory_type(dtype)})"
         elif memory_type(dtype) != "tl.uint8" or dtype.is_bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -219,6 +220,17 @@ def test_quantize(to: DType) -> None:
         graph = b.finish((q, b.dequantize(q, b.scalar(scale, F32), zero)))
         for got, wanted in zip(run(graph, [x]), evaluate(graph, [x]), strict=True):
             np.testing.assert_array_equal(got.astype(np.float32), wanted.astype(np.float32))
+
+
+def test_quotients_that_are_quantized() -> None:
+    """Products with the reciprocal, corrected to the last bit in exact builds; one conversion rounds and bounds."""
+    exact = replace(TARGET, features=TARGET.features | {"exact"})
+    kernel = kernel_of(layer(64, 128, 96, I8))
+    texts = [BACKEND.emit(kernel, target).source for target in (TARGET, exact)]
+    assert ["tl.fma(-q, c, a)" in text for text in texts] == [False, True]
+    assert all("quantized_s8(" in text and "= minimum(" not in text for text in texts)
+    floats = BACKEND.emit(kernel_of(layer(64, 128, 96, F8E4M3)), TARGET).source
+    assert "saturated_f8e4m3(" in floats and "= minimum(" not in floats
 
 
 # Windows.

@@ -84,8 +84,23 @@ CASES: list[Any] = [  # summed, columns, bits, block, zero
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 def test_streams(case: Any, dtype: DType) -> None:
     for rows in (1, 2):
-        assert "stream" in check(graph_of((rows,), *case, dtype=dtype))
-    assert "stream" in check(graph_of((1,), *case, dtype=dtype, epilogue=True, scale=F16))
+        assert "stream" in check(graph_of((rows,), *case, dtype=dtype), None if dtype != F16 else Stream(8, 1024, 4))
+    assert "stream" in check(graph_of((1,), *case, dtype=dtype, epilogue=True, scale=F16), Stream(4, 256, 4))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_few_rows(case: Any) -> None:
+    """Beside f16 with scales in f16 up to sixteen rows are one tile, whose numbers are made two at a time."""
+    for shape in ((1,), (2,), (3,), (16,), (2, 3)):
+        schedule = check(graph_of(shape, *case, scale=F16, epilogue=len(shape) > 1 or shape[0] == 1))
+        assert ("few rows" in schedule) == (case[2:4] != (4, 16))  # of which four words have two scales
+    assert "few rows" in check(graph_of((7,), 160, 21, 4, 32, True, scale=F16, prologue=True))
+
+
+def test_few_rows_cut_otherwise() -> None:
+    for case in ((256, 80, 4, 32, True), (640, 33, 4, 128, False), (200, 40, 8, 200, True), (512, 40, 8, 64, True)):
+        for tile in (Tile(16, 16, 128, 2, 3, 2), Tile(16, 64, 512, 4, 3, 4), Tile(16, 32, 256, 2, 3, 2)):
+            assert "few rows" in check(graph_of((3,), *case, scale=F16), tile)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
