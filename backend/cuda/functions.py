@@ -41,7 +41,6 @@ _EXACT = {"div": "quotient", "sqrt": "root"}
 """Functions that IEEE defines to the last bit, which the language's own do not give."""
 
 
-
 def _bytes_text(name: str, is_shifted: bool) -> str:
     """Assembly of four numbers rounded to integers and bounded to bytes; shifted by a number beside each."""
     lines = [".reg .s32 a<4>; .reg .b32 c;", *(f"cvt.rni.s32.f32 a{n}, ${n + 1};" for n in range(4))]

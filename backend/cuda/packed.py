@@ -99,7 +99,7 @@ class _Packed(_Contract):
             return super().emit()
         few = isinstance(self.rows, int) and self.rows <= MOST_STREAM_ROWS
         if self._suits_rows() and (
-            self.schedule is None or (isinstance(self.schedule, Tile) and self.schedule.sums > 1)
+            (self.schedule is None and not few) or (isinstance(self.schedule, Tile) and self.schedule.sums > 1)
         ):
             return self._packed_rows()
         if isinstance(self.schedule, Stream) or (few and self.schedule is None):
