@@ -590,9 +590,9 @@ def test_moves_of_floats_of_8_bits() -> None:
 
     def build(b: Builder) -> Value:
         x = b.slice(b.exp(b.input("x", F32, (4, 9, 16))), starts=(0, 0, 0), sizes=(4, 1, 16), steps=(1, 1, 1))
-        q = b.quantize(x, b.const(np.float32(0.02)), None, to=dtypes.F8E4M3)
-        row = b.dequantize(b.reshape(q, shape=(4, 16)), b.const(np.float32(0.02)), None)
-        w = b.dequantize(b.const(scales(16, 8).astype(dtypes.F8E4M3.numpy)), b.const(np.float32(0.5)), None)
+        q = b.quantize(x, b.const(np.asarray(0.02, np.float32)), None, to=dtypes.F8E4M3)
+        row = b.dequantize(b.reshape(q, shape=(4, 16)), b.const(np.asarray(0.02, np.float32)), None)
+        w = b.dequantize(b.const(scales(16, 8).astype(dtypes.F8E4M3.numpy)), b.const(np.asarray(0.5, np.float32)), None)
         return b.matmul(row, w)
 
     result = lowered(graph_of(build), context(CUDA, ("float8",)))
