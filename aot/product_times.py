@@ -27,6 +27,10 @@ _BYTES = {"int8": (1.0, 1.0), "fp8": (1.0, 1.0), "int8-weights": (0.0, 1.0), "in
 """Of an element of the left operand, 0: as in float, and of the weight."""
 
 
+UNIT_CHANNELS = 32
+"""Channels of one instruction of tensor cores in 8 bits: an image of three is no faster than in 16."""
+
+
 @dataclass(frozen=True, slots=True)
 class Times:
     """Microseconds of each product by name, as floats and quantized, and of a whole run in float; said: whose."""
@@ -85,6 +89,7 @@ def modelled_times(products: Sequence[Product], record: Quantization, target: Ta
         kind = node.form.removesuffix("-dynamic")
         left, right = _BYTES[kind]
         has_unit = kind == "int8" or (kind == "fp8" and "float8" in target.features)
+        has_unit = has_unit and product.channels >= UNIT_CHANNELS
         fast_rate = 2 * tensor if has_unit and product.groups == 1 else rate
         moved = inputs * (left or each) + weights * right + outputs * each
         extra = inputs * (each + left) / memory if node.form.endswith("-dynamic") else 0.0
