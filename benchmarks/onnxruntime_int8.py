@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,8 @@ def sources(model: Path, folder: Path) -> tuple[Path, Path]:
     logging.getLogger().setLevel(logging.ERROR)
     for skip in (False, True):
         try:
-            quant_pre_process(str(plain), str(ready), skip_symbolic_shape=skip)
+            with chdir(folder):  # it leaves files where it stands
+                quant_pre_process(str(plain), str(ready), skip_symbolic_shape=skip)
             session(ready)
             return plain, ready
         except Exception:
@@ -88,7 +89,7 @@ def quantized_static(model: Path, setting: Setting, samples: Sequence[Sample], f
     linear = list(LINEAR) if setting.linear else None
     method = CalibrationMethod.Percentile if setting.percentile else CalibrationMethod.MinMax
     more = {"CalibPercentile": setting.percentile} if setting.percentile else {}
-    with redirect_stdout(io.StringIO()):
+    with redirect_stdout(io.StringIO()), chdir(folder):
         quantize_static(
             str(model), str(path), _Reader(samples, names), quant_format=QuantFormat.QDQ,
             per_channel=setting.per_channel, activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
@@ -102,5 +103,6 @@ def quantized_dynamic(model: Path, folder: Path) -> Any:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     path = folder / "dynamic.onnx"
-    quantize_dynamic(str(model), str(path), per_channel=True, weight_type=QuantType.QInt8)
+    with chdir(folder):
+        quantize_dynamic(str(model), str(path), per_channel=True, weight_type=QuantType.QInt8)
     return session(path)

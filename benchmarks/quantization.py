@@ -6,8 +6,8 @@ For each pair of labelled_data.py: our float, our int8 with default settings, ON
 several settings, calibrated on the same samples, and its dynamic int8. Scores come with paired bootstrap intervals of
 what is lost. Times are of one thread, taken in turns after the outputs were checked. `--unlabelled` does the same for
 the other models of the zoo, with the distance from the float outputs in place of a score. `--vary` tells what other
-observers and budgets would give. With --write, results are added to benchmarks/results/quantization.json, pair by
-pair, and the tables are written anew.
+observers and budgets would give. With --write, results are added to the files in benchmarks/results/, pair by pair,
+and the tables are written anew.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ from aot.quantization import FLOAT, Method, Quantization
 from aot.quantize import quantize
 from benchmarks.labelled_data import Array, Outputs, Pair, Run, Sample, Store, interval, pairs
 from benchmarks.onnxruntime_int8 import SETTINGS, quantized_dynamic, quantized_static, session, sources
-from benchmarks.quantization_tables import write_tables
+from benchmarks.quantization_tables import FILES, write_tables
 from benchmarks.timing import difference, interleave, prefer_realtime, processor, today
 from tests.zoo.catalogue import buildable, make_inputs
 
 RESULTS = Path(__file__).parent / "results"
 KERNELS = Path("build/kernels")
-FILES = {"pairs": "quantization.json", "unlabelled": "quantization.json", "varied": "quantization_methods.json"}
 OURS, PLAIN, THEIRS = "aotc int8", "aotc float", "onnxruntime float"
 
 

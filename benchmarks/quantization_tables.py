@@ -9,19 +9,25 @@ from pathlib import Path
 from typing import Any
 
 OURS, PLAIN, THEIRS = "aotc int8", "aotc float", "onnxruntime float"
+FILES = {
+    "pairs": "quantization.json",
+    "unlabelled": "quantization_unlabelled.json",
+    "varied": "quantization_methods.json",
+}
+"""The results of each part, by its name."""
+
 Row = Mapping[str, Any]
 Found = Mapping[str, Row]
 
 
 def write_tables(folder: Path) -> None:
-    """Writes quantization.md from quantization.json and quantization_methods.json, where those are."""
+    """Writes quantization.md from the files of results that are there."""
     parts: dict[str, Any] = {}
-    for name in ("quantization.json", "quantization_methods.json"):
+    for name in FILES.values():
         if (folder / name).exists():
             parts = {**json.loads((folder / name).read_text()), **parts}
-    known = ("pairs", "unlabelled", "varied")
     lines = ["# Quantization to 8 bits on real models and labelled data", ""]
-    lines += [f"- {key}: {value}" for key, value in parts.items() if key not in known]
+    lines += [f"- {key}: {value}" for key, value in parts.items() if key not in FILES]
     lines += ["", "Re-run: `python benchmarks/quantization.py --zoo DIR --write` (`--unlabelled`, `--vary`)", ""]
     if "pairs" in parts:
         rows = list(parts["pairs"].values())
@@ -37,10 +43,10 @@ def write_tables(folder: Path) -> None:
 
 
 _ACCURACY = (
-    "Score of the float model, and what int8 changes of it, with 95 % intervals of the difference (paired bootstrap "
+    "Score of the float model (in brackets: of the zoo's notes), and what int8 changes of it, with 95 % intervals of the difference (paired bootstrap "
     "over the items). `margin`: the most that may be lost. ONNX Runtime's best static setting is the one that loses "
-    "least here, chosen with the answers known; `q` is how many products of how many are quantized. `holds`: ours loses "
-    "no more than the margin, and no more than ONNX Runtime's best; `in noise`: more, but the interval holds 0."
+    "least here, chosen with the answers known; `q` is how many products of how many are quantized. `holds`: ours "
+    "loses no more than the margin, and no more than ONNX Runtime's best; `in noise`: more, but the interval holds 0."
 )
 _SETTINGS = "Change of the score; `fails`: the quantizer or the session raises an error."
 _SPEED = (
@@ -110,12 +116,18 @@ def _accuracy(rows: Sequence[Row]) -> list[str]:
         other = "; ".join(f"{value:.4f}" for value in theirs["agreement"].values()) if theirs else ""
         told = f"{_change(theirs)} ({str(best).removeprefix('static ')})" if theirs else "fails"
         body.append((
-            row["pair"], f"{row['metric']}, {row['items']}", f"{found[THEIRS]['score']:.4f}", f"{margin:.4f}",
+            row["pair"], f"{row['metric']}, {row['items']}", noted(row), f"{margin:.4f}",
             _change(ours), f"{ours['quantized']}/{ours['products']}", told, agreement, other, verdict(row),
         ))  # fmt: skip
     head = ("pair", "metric, items", "float", "margin", "aotc int8", "q", "onnxruntime best static",
             "agreement, aotc", "same, onnxruntime", "holds")  # fmt: skip
     return _table(head, body)
+
+
+def noted(row: Row) -> str:
+    """The float model's score, and in brackets that of the zoo's notes, on data like this."""
+    score = f"{row['found'][THEIRS]['score']:.4f}"
+    return score if row.get("expected") is None else f"{score} ({row['expected']:.4f})"
 
 
 def _settings(rows: Sequence[Row]) -> list[str]:
