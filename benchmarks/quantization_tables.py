@@ -43,7 +43,8 @@ def write_tables(folder: Path) -> None:
 
 
 _ACCURACY = (
-    "Score of the float model (in brackets: of the zoo's notes), and what int8 changes of it, with 95 % intervals of the difference (paired bootstrap "
+    "Score of the float model (in brackets: of the zoo's notes), and what int8 changes of it, "
+    "with 95 % intervals of the difference (paired bootstrap "
     "over the items). `margin`: the most that may be lost. ONNX Runtime's best static setting is the one that loses "
     "least here, chosen with the answers known; `q` is how many products of how many are quantized. `holds`: ours "
     "loses no more than the margin, and no more than ONNX Runtime's best; `in noise`: more, but the interval holds 0."
