@@ -279,7 +279,7 @@ def hardness(product: Product, seen: Observation) -> tuple[float, float, float]:
     weight = weight_array(product).astype(np.float64)
     power, width = seen.squares, (max(seen.greatest, 0.0) - min(seen.least, 0.0)) / _LEVELS
     own, spoken = weight[weight != 0] ** 2, power[power > 0]
-    if not own.size or not spoken.size:
+    if not own.size or not spoken.size or not np.isfinite(weight).all():
         return 0.0, 0.0, 0.0
     step = np.abs(weight).max() / 127
     axes = tuple(axis for axis in range(weight.ndim) if axis != product.output_axis)

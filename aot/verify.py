@@ -23,7 +23,6 @@ from aot.dtypes import DType
 from aot.errors import AotError, CompilerError
 from aot.ir import Attr, Graph, Level, Node, TensorType, Value
 from aot.ops import OPS, AttrSpec, Kind, infer
-from aot.ops.window import CONVS
 
 _KERNEL_KINDS = {kind.value for kind in Kind if kind is not Kind.KERNEL}
 _MAX_RANK = 64
@@ -51,7 +50,7 @@ def verify(graph: Graph, *, has_halos: bool = True) -> None:
                 for part in body.nodes:
                     if part.op == "cast" and part.operands[0] in outside_type:  # read as it lies, converted on the way
                         outside_type[part.output] = outside_type[part.operands[0]]
-                    if part.op in CONVS:
+                    if part.op in ("conv", "conv_8bit"):
                         _verify_halo(part, node, outside_type)
 
 

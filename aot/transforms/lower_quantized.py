@@ -52,7 +52,15 @@ LARGEST_SUM = (1 << 31) - 1
 @transform(
     takes=Level.CORE,
     gives=Level.CORE,
-    rules=(*(each.name for each in MOVE_RULES), "product_in_8_bits", "conv_in_8_bits", "operand_types", "pack_weight"),
+    rules=(
+        *(each.name for each in MOVE_RULES),
+        "product_in_8_bits",
+        "conv_in_8_bits",
+        "operand_types",
+        "pack_weight",
+        "conversion_above_move",
+        "add_integers",
+    ),
 )
 def lower_quantized(graph: Graph, context: Context) -> Graph:
     """Makes products of dequantized tensors products in 8 bits, and keeps what moves between them in 8 bits."""

@@ -593,7 +593,8 @@ def test_moves_of_floats_of_8_bits() -> None:
         q = b.quantize(x, b.const(np.asarray(0.02, np.float32)), None, to=dtypes.F8E4M3)
         row = b.dequantize(b.reshape(q, shape=(4, 16)), b.const(np.asarray(0.02, np.float32)), None)
         w = b.dequantize(b.const(scales(16, 8).astype(dtypes.F8E4M3.numpy)), b.const(np.asarray(0.5, np.float32)), None)
-        return b.matmul(row, w)
+        made: Value = b.matmul(row, w)
+        return made
 
     result = lowered(graph_of(build), context(CUDA, ("float8",)))
     assert "matmul_8bit" in ops(result) and ops(result).index("quantize") < ops(result).index("slice")
