@@ -523,7 +523,7 @@ def table(folder: Path) -> None:
         "Re-run: `benchmarks/gpu_quantized.py` says how. Medians of one call in a captured graph, in turns; ratio: how",
         "many times as fast as float16 beside it. Error: the norm of the difference to numpy, or to the float16 model,",
         "over the norm of what is wanted. Names of chains: summed x columns of each product, in order, and rows. A",
-        "tile behind a form: that schedule, for the product of so many columns (n), instead of what was the default then.",
+        "tile behind a form: that schedule, for the product of so many columns (n), not what was the default then.",
         "",
         "| chain or model | form | us | us a product | times as fast as f16 | error |",
         "|---|---|---|---|---|---|",
