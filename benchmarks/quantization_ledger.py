@@ -2,7 +2,8 @@
 
     python benchmarks/quantization_ledger.py plant [--count N]    # a bad layer in N random networks
     python benchmarks/quantization_ledger.py memory               # a network of 100 layers on 1,000 samples
-    python benchmarks/quantization_ledger.py table FOLDER         # FOLDER/*.json as benchmarks/results
+
+`--write` puts what was found into benchmarks/results/quantization_ledger.json, beside what stands there.
 
 `plant`: in turns a dense network, a convolutional one and one with residuals and layer normalization, each with random
 weights, get one bad layer: a row of a weight (an input channel) times 100, a column (an output channel) times 100, or
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+import aot
+
+RESULTS = Path(__file__).parent / "results" / "quantization_ledger.json"
 KINDS = ("row", "column", "outliers")
 FACTOR = 100.0
 LAYERS = 10
@@ -139,7 +144,6 @@ def planted(seed: int) -> tuple[Any, str, str, list[dict[str, Array]]]:
 
 def plant(count: int) -> dict[str, Any]:
     """How often the planted layer is the first that `aotc explain` names."""
-    import aot
     from aot.quantize import quantize
 
     rows = []
@@ -218,12 +222,17 @@ def main() -> int:
     parser.add_argument("what", choices=("plant", "memory", "child"))
     parser.add_argument("more", nargs="*")
     parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--write", action="store_true", help="also into benchmarks/results")
     chosen = parser.parse_args()
     if chosen.what == "child":
         print(json.dumps(memory_child(chosen.more[0], Path(chosen.more[1]))))
         return 0
     found = plant(chosen.count) if chosen.what == "plant" else memory()
     print(json.dumps({key: value for key, value in found.items() if key != "rows"}, indent=1))
+    if chosen.write:
+        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        results[chosen.what] = {"date": str(date.today()), "aotc": aot.__version__, "numpy": np.__version__, **found}
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 
