@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from aot import driver
+from aot.array_files import archive_bytes, read_archive, read_file
 from aot.backend.base import Backend
 from aot.errors import AotError, OptionError, UnsupportedError
 from aot.ir import Array, Graph
 from aot.observations import Observation
 from aot.options import CompileOptions
-from aot.quantization import archive_bytes, read_archive, read_file
 from aot.samples import Data, Sample, Samples, open_samples
 from aot.target import Target
 from aot.transforms.observe import RESULTS, grams, observed, taps
@@ -31,6 +31,7 @@ from aot.transforms.products import Product, products, products_digest
 
 Tell = Callable[[str, str], None]
 
+_FORMAT = "aot.calibration/1"
 _AGAIN = "Write it with `aotc calibrate`."
 _MODULUS = 1 << 256
 _GRAM_BYTES = 1 << 30
@@ -62,7 +63,7 @@ class Calibration:
     def to_bytes(self) -> bytes:
         """The file. Equal calibrations give equal bytes."""
         document = {
-            "format": "aot.calibration/1", "graph": self.graph, "data": self.data, "samples": self.samples,
+            "format": _FORMAT, "graph": self.graph, "data": self.data, "samples": self.samples,
             "taps": sorted(self.taps),
         }  # fmt: skip
         arrays = {
@@ -75,7 +76,7 @@ class Calibration:
     @staticmethod
     def from_bytes(data: bytes, where: str = "") -> Calibration:
         """Raises OptionError for anything that to_bytes did not write."""
-        document, arrays = read_archive(data, "aot.calibration/", where)
+        document, arrays = read_archive(data, _FORMAT, where)
         try:
             fields: list[dict[str, Array]] = [{} for _ in document["taps"]]
             for key, array in arrays.items():

@@ -30,7 +30,10 @@ _PICKLE_BYTES = 16 << 20  # of a pickle that are looked at
 _ONNX_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, 7: 2, 8: 2, 14: 2, 20: 2, 25: 2}  # of ModelProto: number: wire type
 _MOST_FIELDS = 100_000
 _OLD_SAVE = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how torch.save began before it wrote archives
-_DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, LookupError, OSError, RuntimeError, ValueError)
+ARCHIVE_FAULTS = (
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, LookupError, OSError, RuntimeError, ValueError,
+)  # fmt: skip
+"""What zipfile raises for a damaged archive."""
 
 
 class FileKind(NamedTuple):
@@ -203,7 +206,7 @@ def _archive(file: BinaryIO, start: bytes) -> FileKind:
             if min((info.header_offset for info in archive.infolist()), default=0):
                 raise zipfile.BadZipFile("what is left of it ends in another archive, a part of it")
             return _archive_of(archive, archive.namelist())
-    except _DAMAGED:
+    except ARCHIVE_FAULTS:
         first = _first_name(start)
         name, what = "torch damaged", ""
         if re.search(r"/(data/(weights|constants)|models)/|/data/sample_inputs/", first):

@@ -28,6 +28,8 @@ METRICS: Mapping[str, str] = {
 """Errors that need no labels, and what they are called."""
 
 DEFAULT_BUDGET = "relative=0.05"
+MEASURED_SAMPLES = 32
+"""Samples that errors are measured on, unless the user says otherwise."""
 LARGEST_ERROR = 1e30
 """What an error is that has no bound, such as that of NaN: records are JSON, which has no infinity."""
 

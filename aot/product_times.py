@@ -26,7 +26,6 @@ _RUNS = 7
 _BYTES = {"int8": (1.0, 1.0), "fp8": (1.0, 1.0), "int8-weights": (0.0, 1.0), "int4-weights": (0.0, 0.5)}
 """Of an element of the left operand, 0: as in float, and of the weight."""
 
-
 UNIT_CHANNELS = 32
 """Channels of one instruction of tensor cores in 8 bits: an image of three is no faster than in 16."""
 

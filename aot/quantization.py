@@ -4,19 +4,14 @@ A record says for each product of the model with a weight (named by the user's n
 scale. It is made once, with data; builds from it need none, and give the same bytes. It also holds the error ledger:
 what each product costs in accuracy and what it saves in time, and why it was kept in float.
 
-File: an uncompressed archive of arrays (.npz) whose entry `record` is JSON text in UTF-8; nothing in it is executed.
+File: an archive of arrays (.npz) whose entry `record` is JSON text in UTF-8; nothing in it is executed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
-import struct
-import tokenize
-import zipfile
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -24,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from aot.array_files import archive_bytes, read_archive, read_file
 from aot.errors import OptionError
 from aot.observations import OBSERVERS
 
@@ -39,7 +35,7 @@ the weight alone."""
 
 BLOCKS = (32, 64, 128)
 ROUNDINGS = ("nearest", "gptq")
-VERSION = 1
+FORMAT = "aot.quantization/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +181,7 @@ class Quantization:
     @property
     def digest(self) -> str:
         """SHA-256, in hex, over all that changes a build: the method and the nodes."""
-        summary = hashlib.sha256(json.dumps([VERSION, self.graph, asdict(self.method)], sort_keys=True).encode())
+        summary = hashlib.sha256(json.dumps([FORMAT, self.graph, asdict(self.method)], sort_keys=True).encode())
         for record in self.nodes:
             parts = [record.node, record.form, repr(record.scale), record.zero_point]
             summary.update(json.dumps(parts).encode())
@@ -210,7 +206,7 @@ class Quantization:
             f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("method", "nodes", "ledger", "points")
         }
         return {
-            "format": f"aot.quantization/{VERSION}", "method": asdict(self.method), "nodes": nodes,
+            "format": FORMAT, "method": asdict(self.method), "nodes": nodes,
             "ledger": [asdict(entry) for entry in self.ledger], "points": [asdict(point) for point in self.points],
             **plain,
         }  # fmt: skip
@@ -228,7 +224,7 @@ class Quantization:
     @staticmethod
     def from_bytes(data: bytes, where: str = "") -> Quantization:
         """Raises OptionError for anything that to_bytes did not write."""
-        document, arrays = read_archive(data, "aot.quantization/", where)
+        document, arrays = read_archive(data, FORMAT, where)
         try:
             document.pop("format")
             nodes = tuple(
@@ -294,56 +290,3 @@ def _check_fields(items: Iterable[Any]) -> None:
             value, kinds = getattr(item, each.name), _KINDS.get(str(each.type))
             if kinds is not None and not isinstance(value, kinds):
                 raise ValueError(f"{each.name} is {value!r}")
-
-
-def read_file(path: Path, what: str, hint: str) -> bytes:
-    """The bytes of a file; raises OptionError where there is none."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise OptionError(f"cannot read {what}: {reason}", where=str(path), hint=hint) from error
-
-
-def archive_bytes(document: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
-    """An .npz file of arrays and one JSON document, without time stamps: equal contents give equal bytes."""
-    text = json.dumps(document, sort_keys=True, allow_nan=False).encode()
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, array in (("record", np.frombuffer(text, np.uint8)), *sorted(arrays.items())):
-            entry = zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0))
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            with archive.open(entry, "w") as file:
-                np.lib.format.write_array(file, np.asarray(array, order="C"), allow_pickle=False)
-    return buffer.getvalue()
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number of JSON")
-
-
-_UNREADABLE = (
-    OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, NotImplementedError, RuntimeError, IndexError,
-    OverflowError, MemoryError, SyntaxError, struct.error, zipfile.BadZipFile, zlib.error, tokenize.TokenError,
-)  # fmt: skip
-"""What reading of a damaged archive may raise: of encryption, of unknown compression, of sizes without end."""
-
-
-def read_archive(data: bytes, kind: str, where: str) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The document and the arrays of archive_bytes; `kind` is how the document's format begins.
-
-    Raises OptionError for anything else. Nothing in the file is executed.
-    """
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        document = json.loads(arrays.pop("record").tobytes(), parse_constant=_no_number)
-        found = document["format"]
-    except _UNREADABLE as error:
-        what = kind.removeprefix("aot.").rstrip("/")
-        raise OptionError(
-            f"not a {what} file of aotc: {error}", where=where, hint="It is damaged, or another file."
-        ) from error
-    if found != f"{kind}{VERSION}":
-        raise OptionError(f"the file says that it is {found!r}; expected {kind}{VERSION}", where=where)
-    return document, arrays

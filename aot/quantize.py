@@ -11,15 +11,13 @@ from aot.calibrate import Calibration, Tell, calibrate_graph, first_state, in_br
 from aot.errors import OptionError, UnsupportedError
 from aot.ir import Graph
 from aot.ledger import measured
-from aot.metrics import DEFAULT_BUDGET, first_few, own_metric, parse_budget
+from aot.metrics import DEFAULT_BUDGET, MEASURED_SAMPLES, first_few, own_metric, parse_budget
 from aot.options import CompileOptions
 from aot.product_times import NO_TIMES, measured_times, modelled_times
 from aot.quantization import Method, Quantization
 from aot.quantizer import planned, rounded_with_data
 from aot.samples import Data, open_samples
 from aot.transforms.products import products
-
-MEASURED_SAMPLES = 32
 
 
 def quantize(

@@ -18,7 +18,7 @@ from aot.quantization import FLOAT, STATIC, Entry, Method, NodeRecord, Quantizat
 from aot.samples import Samples
 from aot.transforms.observe import taps
 from aot.transforms.products import Product, products_digest, weight_array
-from aot.transforms.quantize import packed_weight
+from aot.transforms.quantize import packed_weight, rounded_weight
 
 _LEVELS = 255
 _ATTENUATIONS = tuple((reference, exponent) for reference in (0.75, 0.9, 0.99) for exponent in (0.5, 1.0))
@@ -92,23 +92,21 @@ def why_float(product: Product, method: Method, seen: Observation | None) -> str
         return "only the weights of matrix products are held in few bits"
     if not _is_finite(product):
         return _BROKEN
-    if method.form in STATIC and seen is not None:
-        if not seen.elements:
-            return "no data went through it"
-        if seen.not_finite:
-            return f"{seen.not_finite} of its inputs were infinite or NaN on the data"
-        if seen.is_constant:
-            return "its input was one number on all of the data"
-    return ""
+    return _unfit(seen) if method.form in STATIC and seen is not None else ""
+
+
+def _unfit(seen: Observation) -> str:
+    """Why no range follows from what was seen, or nothing."""
+    if not seen.elements:
+        return "no data went through it"
+    if seen.not_finite:
+        return f"{seen.not_finite} of its inputs were infinite or NaN on the data"
+    return f"its input was {seen.least:g} on all of the data" if seen.is_constant else ""
 
 
 def _warn(name: str, seen: Observation, notes: list[str]) -> None:
-    if not seen.elements:
-        notes.append(f"{name}: no data went through it: it stays float")
-    elif seen.not_finite:
-        notes.append(f"{name}: {seen.not_finite} of its inputs were infinite or NaN on the data: it stays float")
-    elif seen.elements and seen.is_constant:
-        notes.append(f"{name}: its input was {seen.least:g} everywhere on the data: it stays float")
+    if reason := _unfit(seen):
+        notes.append(f"{name}: {reason}: it stays float")
     elif (constant := seen.constant_channels()) and constant * 2 > seen.low.size > 8:
         notes.append(f"{name}: {constant} of {seen.low.size} channels of its input had one value on all of the data")
 
@@ -311,11 +309,7 @@ def _weight_snr_db(product: Product, node: NodeRecord, method: Method) -> float 
         return None
     if node.balance.size:
         weight = weight * product.by_channel(node.balance)
-    fp8 = node.form.startswith("fp8")
-    axis = product.output_axis if method.per_channel else None
-    scale = rounding.scales(weight, axis, 448 if fp8 else 127, shrink=not fp8)
-    spread = product.per_output(scale) if scale.size > 1 else scale.reshape(())
-    numbers = rounding.to_float8(weight, spread) if fp8 else rounding.to_int8(weight, spread)
+    numbers, spread = rounded_weight(product, weight, node.form, method)
     error = weight - numbers.astype(np.float32) * spread
     return _db(float(np.square(weight, dtype=np.float64).sum()), float(np.square(error, dtype=np.float64).sum()))
 

@@ -18,7 +18,7 @@ from aot.cli.feeds import FeedChoice, feed_options, feeds, generic
 from aot.cli.loading import load_model, load_options, open_artifact
 from aot.cli.measures import distance
 from aot.cli.model_options import default_cache
-from aot.cli.operators import open_reference, operators_option
+from aot.cli.operators import open_reference, reference_options
 from aot.cli.rebuild import Culprit, Run, Search, built_run, lowered_run, options_of
 from aot.cli.reference import another_file, check_same_inputs, compare_outputs, edges_of, widened
 from aot.cli.traced import (
@@ -49,20 +49,13 @@ if TYPE_CHECKING:
 @click.option("--top", type=click.IntRange(1), metavar="N", help="So many rows of the table. Default: 24.")
 @click.option("--html", "html_path", type=click.Path(path_type=Path), metavar="FILE", help="A page with a picture.")
 @click.option(
-    "--reference",
-    "runs_it",
-    type=click.Choice(["onnxruntime", "torch", "interpreter"]),
-    help="What runs the model. Default: onnxruntime, and torch for a .pt2 file.",
-)
-@click.option(
     "--quantize",
     "quantization",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="The record of quantization that the build was given.",
 )
-@click.option("--trust-pickle", is_flag=True, help="Let PyTorch read a .pt2 file itself, which can run code.")
-@operators_option
+@reference_options
 @click.option("--device", type=click.IntRange(0), default=0, metavar="N", help="Of a GPU's program. Default: 0.")
 @click.option("--cache", "cache_dir", type=click.Path(path_type=Path), envvar="AOTC_CACHE", help="For --bisect.")
 @click.option("--cc", "c_compiler", default="", envvar="AOTC_CC", metavar="CMD", help="For --bisect: the C compiler.")
@@ -163,7 +156,10 @@ class _Session:
                 note("--interpret takes weights from the model: --weights is not used")
             self.target = target or opened.programs[0].target
             if all(program.target != self.target for program in opened.programs):
-                raise OptionError(f"the artifact has no program for {self.target}", where=str(path))
+                known = ", ".join(sorted({program.target for program in opened.programs}))
+                raise OptionError(
+                    f"the artifact has no program for {self.target}", where=str(path), hint=f"It has: {known}."
+                )
         else:
             self.loaded = load_model(path, threads, target, weights, device=device)
             self.target = self.loaded.target

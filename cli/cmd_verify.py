@@ -12,7 +12,7 @@ from aot.cli.common import DIFFERS, common_options, note, print_json, print_tabl
 from aot.cli.fake_quant import SHARE, compare_steps, fake_quant_graph, rows_of
 from aot.cli.feeds import FeedChoice, feed_options, feeds, generic
 from aot.cli.loading import load_model, load_options, open_artifact
-from aot.cli.operators import open_reference, operators_option
+from aot.cli.operators import open_reference, reference_options
 from aot.cli.reference import Comparison, another_file, check_same_inputs, compare_outputs
 from aot.errors import ModelError
 
@@ -36,12 +36,6 @@ class Tolerance(click.FloatRange):
 @feed_options
 @click.option("--rtol", type=Tolerance(), help="Of float outputs. Default: by precision, 0.001 for fp32.")
 @click.option("--atol", type=Tolerance(), help="Of float outputs. Default: by precision, 0.0001 for fp32.")
-@click.option(
-    "--reference",
-    "runs_it",
-    type=click.Choice(["onnxruntime", "torch", "interpreter"]),
-    help="What runs the model. Default: onnxruntime, and torch for a .pt2 file.",
-)
 @click.option("--fake-quant", is_flag=True, help="Compare numbers of 8 bits with those of the quantized graph.")
 @click.option(
     "--record",
@@ -49,8 +43,7 @@ class Tolerance(click.FloatRange):
     metavar="FILE",
     help="For --fake-quant. Default: ARTIFACT.quantization.",
 )
-@click.option("--trust-pickle", is_flag=True, help="Let PyTorch read a .pt2 file itself, which can run code.")
-@operators_option
+@reference_options
 @load_options(None)
 @common_options
 def command(

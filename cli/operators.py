@@ -36,6 +36,22 @@ def operators_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+def reference_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --reference (as `runs_it`), --trust-pickle and --operators: what open_reference takes."""
+    for option in (
+        operators_option,
+        click.option("--trust-pickle", is_flag=True, help="Let PyTorch read a .pt2 file itself, which can run code."),
+        click.option(
+            "--reference",
+            "runs_it",
+            type=click.Choice(["onnxruntime", "torch", "interpreter"]),
+            help="What runs the model. Default: onnxruntime, and torch for a .pt2 file.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
 def operators_text(operators: Sequence[Mapping[str, str]]) -> str:
     """The custom operators of an artifact, with who provides them."""
     named = [(item["onnx"], f"{item['package']} {item['version']}".strip()) for item in operators]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from aot.metrics import DEFAULT_BUDGET, MEASURED_SAMPLES
 from aot.observations import OBSERVERS
 from aot.quantization import ROUNDINGS, Method
 
@@ -103,10 +104,11 @@ def quantize_options(function: Callable[..., Any]) -> Callable[..., Any]:
                      help="How ranges follow from what was seen."),
         click.option("--keep-float", multiple=True, metavar="NODE", help="Part of the names of nodes that stay float."),
         click.option("--allow-slower", is_flag=True, help="Quantize also what is no faster, for its size."),
-        click.option("--measure", type=click.IntRange(1), default=32, show_default=True, metavar="N",
+        click.option("--measure", type=click.IntRange(1), default=MEASURED_SAMPLES, show_default=True, metavar="N",
                      help="Samples that errors are measured on."),
         click.option("--accuracy-budget", metavar="METRIC=N",
-                     help="relative=0.05, cosine=0.995, top1=0.99, or module:function=LOSS. Default: relative=0.05."),
+                     help="relative=0.05, cosine=0.995, top1=0.99, or module:function=LOSS. "
+                     f"Default: {DEFAULT_BUDGET}."),
         click.option("--calibration", type=path, metavar="FILE", help="What `aotc calibrate` wrote."),
         data_option(required=False),
     ):  # fmt: skip

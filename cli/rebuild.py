@@ -34,7 +34,7 @@ def options_of(artifact: Artifact, target: str, quantization: Path | None) -> Co
     """
     held = artifact.meta.get("options")
     if not isinstance(held, Mapping):
-        raise OptionError("the artifact does not say with which options it was built")
+        raise OptionError("the artifact does not say with which options it was built", hint="Build it again.")
     known = {item.name for item in fields(CompileOptions)}
     chosen = {name: _tuples(value) for name, value in held.items() if name in known}
     chosen["dims"] = tuple(DimRange(*dim) for dim in chosen.get("dims", ()))
@@ -79,7 +79,10 @@ def lowered_run(model: Path, variant: str, feed: Mapping[str, Array]) -> Run:
     def run(options: CompileOptions) -> tuple[dict[str, Array], Rewrites]:
         made = lowered_program(model, options, variant)
         if made is None:
-            raise OptionError(f"the model has no program {variant!r}")
+            raise OptionError(
+                f"this aotc makes no program {variant!r} of the model",
+                hint="Give the model that the artifact was built from, or build it again.",
+            )
         return interpreted_run(0, made.ordered, feed).outputs, made.rewrites
 
     return run

@@ -15,7 +15,7 @@ from aot.file_kinds import A_MODEL, PROGRAM, kind_of
 from aot.frontend.bindings import DimOption
 from aot.frontend.edges import Edges
 from aot.frontend.imported import ImportInfo, Unsupported
-from aot.frontend.onnx_import import check_onnx, import_onnx
+from aot.frontend.onnx_graphs import check_onnx, import_onnx
 from aot.frontend.torch_program import is_program
 from aot.ir import Graph
 

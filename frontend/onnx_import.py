@@ -1,20 +1,19 @@
 """Walks an ONNX model and builds the Graph: scopes, functions, shapes, one error for all that is unsupported.
 
 The result is a CORE graph in which every shape is an int or an expression over the inputs' symbols.
-No converter's own exception leaves this module: a fault of the model is a ModelError that names the node.
+A fault of one node is a ModelError that names it; `onnx_graphs` says so of what is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
 
 from aot import dims as dimension
-from aot.dims import Dim, maximum, symbols_of
+from aot.dims import Dim, symbols_of
 from aot.errors import AotError, ModelError, UnsupportedError
 from aot.frontend import (
     onnx_contrib,
@@ -43,11 +42,9 @@ from aot.frontend import (
     onnx_weights,
     onnx_window,
 )
-from aot.frontend.bindings import Bindings, DimOption, counted
-from aot.frontend.edges import Edges, with_edges
-from aot.frontend.imported import ImportInfo, Unsupported, report_of
+from aot.frontend.bindings import Bindings
 from aot.frontend.known import KnownBuilder
-from aot.frontend.onnx_branches import Branches, Choices, InputChoice
+from aot.frontend.onnx_branches import Branches, Choices
 from aot.frontend.onnx_contrib import CONTRIB, contributed
 from aot.frontend.onnx_control import Region, import_if, import_loop, import_scan
 from aot.frontend.onnx_legacy import FIRST_MODERN, modernized
@@ -59,15 +56,13 @@ from aot.ir import Graph, Node, TensorType, Value, live
 from aot.ops import OPS
 from aot.ops.opdef import DimMismatch
 
-LARGEST_ROUNDS = 64  # conditions on symbols that one import may add
 LARGEST_BYTES = 1 << 47  # of one tensor: what a process can address
 DEEPEST_CALL = 32  # functions inside functions
 MOST_NODES = 1 << 20  # with functions and bodies expanded, which may double them at every level
-_EXAMPLES = 5
 # Deprecated for what the text of the operator set said of them, and run by everyone.
 _STILL_RUN = frozenset({"GroupNormalization"})
 # What reading nonsense can raise. It is reported as a fault of the node.
-_FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, TypeError, ValueError)
+FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, TypeError, ValueError)
 
 # Importing these modules fills CONVERTERS.
 CONVERTER_MODULES = (
@@ -312,7 +307,7 @@ class Importer:
                 raise ModelError(error.message, where=f"{name} ({node.op_type})", hint=error.hint) from error
             except AotError:
                 raise
-            except _FAULTS as error:
+            except FAULTS as error:
                 text = f"the node cannot be read: {type(error).__name__}: {error}"
                 raise ModelError(text, where=f"{name} ({node.op_type})") from error
         squeezed = inputs[0] if node.op_type == "Squeeze" and len(inputs) == 1 else None
@@ -674,137 +669,3 @@ def _named(graph: Graph, names: Mapping[Value, str]) -> Graph:
         nodes.append(replace(node, inputs=inputs, outputs=tuple(outputs)))
     outputs = [mapping.get(value, value) for value in graph.outputs]
     return graph.with_(nodes=tuple(nodes), outputs=tuple(outputs))
-
-
-def _declared_sizes(model: OnnxModel, graph: Graph) -> Iterable[tuple[Dim, str]]:
-    """Extents of results, with the names that the model declares for them."""
-    infos = {info.name: info for info in model.graph.output}
-    for value in graph.outputs:
-        declared = infos[value.name].type.tensor_type.shape.dim if value.name in infos else ()
-        if len(declared) == value.type.rank:
-            yield from ((extent, dim.dim_param) for extent, dim in zip(value.type.shape, declared, strict=True))
-
-
-def _attempt(model: OnnxModel, bindings: Bindings, choices: Choices) -> tuple[Importer, Graph | None]:
-    """Imports, adding conditions on symbols until every extent fits."""
-    for _ in range(LARGEST_ROUNDS):
-        bindings.restart()
-        importer = Importer(model, bindings, choices)
-        try:
-            graph = importer.run()
-            # What depends on data may depend on sizes only, where a quotient of them is known not to be negative.
-            if (graph is None or importer.reads_data) and any(
-                bindings.resolve(maximum(dim, 0), dim, importer.where) for dim in importer.builder.unsigned
-            ):
-                continue
-            if graph is not None and any(bindings.bound(dim, where) for dim, where in importer.builder.room.items()):
-                continue
-            if graph is not None and importer.reads_data and not bindings.wished:
-                wished = bindings.better_names(_declared_sizes(model, graph))
-                if wished:
-                    bindings = Bindings(bindings.options, wished)
-                    continue
-            return importer, graph
-        except DimMismatch as error:
-            if not bindings.resolve(error.left, error.right, importer.where):
-                hint = "Bind the dimensions with --dim (in Python: dims), or check the shapes that the model declares."
-                raise ModelError(bindings.user_text(error.message), where=importer.where, hint=hint) from error
-        except RecursionError as error:
-            raise ModelError("the model is nested too deeply", where=importer.where) from error
-        except _FAULTS as error:
-            text = f"the model cannot be read: {type(error).__name__}: {error}"
-            raise ModelError(text, where=importer.where) from error
-    raise ModelError(f"more than {LARGEST_ROUNDS} conditions on input sizes are needed", where=importer.where)
-
-
-def import_onnx(
-    source: Any, dims: Mapping[str, DimOption] | None = None, edges: Edges | None = None
-) -> tuple[tuple[tuple[str, Graph], ...], ImportInfo]:
-    """The graphs of an ONNX model by name, and what is known of its source.
-
-    There is one graph, named "", unless a branch depends on what an input holds: then one for each number
-    that the model compares with (named as `input=number`, its `input_values` say so), and last the one for all others.
-    Raises ModelError (malformed), UnsupportedError (lists everything that is unsupported), OptionError (dims).
-    """
-    model = with_edges(onnx_model.read_model(source), edges or Edges())
-    found = _explore(model, dims, Choices())
-    graphs: list[tuple[str, Graph]] = []
-    for importer, graph in found:
-        if graph is None:
-            missing = _rejections(importer)
-            hint = onnx_custom.hint(entry.domain for entry in missing)
-            raise UnsupportedError(report_of(missing), hint=hint or "`aotc build --check` lists this without building.")
-        importer.bindings.check_used()
-        choices = importer.branches.choices
-        number = {value.name: position for position, value in enumerate(graph.inputs)}
-        held = [(number[name], value, True) for name, value in choices.chosen.items()]
-        held += [(number[name], value, False) for name, values in choices.excluded.items() for value in sorted(values)]
-        label = ",".join(f"{name}={value}" for name, value in choices.chosen.items())
-        graphs.append((label, graph.with_(input_values=tuple(held))))
-    histogram: dict[str, int] = {}
-    for node in model.graph.node:
-        name = f"{node.domain}:{node.op_type}" if plain_domain(node.domain) else node.op_type
-        histogram[name] = histogram.get(name, 0) + 1
-    used = {symbol.name for _, graph in graphs for symbol in graph.symbols}
-    displayed = {name: text for importer, _ in found for name, text in importer.bindings.display.items()}
-    info = ImportInfo(
-        digest=model.digest,
-        opset=model.opsets.get("", 0),
-        producer=f"{model.proto.producer_name} {model.proto.producer_version}".strip(),
-        symbols={name: text for name, text in displayed.items() if name in used},
-        node_count=len(model.graph.node),
-        ops=dict(sorted(histogram.items())),
-        warnings=_warnings([importer for importer, _ in found]),
-    )
-    return tuple(graphs), info
-
-
-def _warnings(importers: Sequence[Importer]) -> tuple[str, ...]:
-    """What the user should know, a line each: the nodes counted, and for which input values where not for all."""
-    found: dict[str, list[str]] = {}
-    for importer in importers:
-        nodes: dict[str, list[str]] = {}
-        for text, node in importer.notes:
-            nodes.setdefault(text, []).append(node)
-        lines = [f"{text} ({counted(names)})" for text, names in nodes.items()]
-        choices = importer.branches.choices
-        held = [f"{name} is {value}" for name, value in choices.chosen.items()]
-        held += [f"{name} is not {value}" for name, values in choices.excluded.items() for value in sorted(values)]
-        for line in (*importer.bindings.conditions(), *lines):
-            found.setdefault(line, []).append(" and ".join(held))
-    return tuple(
-        line if len(held) == len(importers) else f"where {' or '.join(held)}: {line}" for line, held in found.items()
-    )
-
-
-def _explore(
-    model: OnnxModel, dims: Mapping[str, DimOption] | None, choices: Choices
-) -> list[tuple[Importer, Graph | None]]:
-    """Imports once for each answer to the conditions on inputs' values."""
-    try:
-        return [_attempt(model, Bindings(dims), choices)]
-    except InputChoice as choice:
-        held = _explore(model, dims, choices.with_chosen(choice.name, choice.value))
-        return held + _explore(model, dims, choices.without(choice.name, choice.value))
-
-
-def check_onnx(
-    source: Any, dims: Mapping[str, DimOption] | None = None, edges: Edges | None = None
-) -> list[Unsupported]:
-    """Everything in a model that cannot be compiled; empty when it can. Raises ModelError for a malformed one."""
-    try:
-        model = with_edges(onnx_model.read_model(source), edges or Edges())
-    except UnsupportedError as error:
-        return [Unsupported("", "the model", 0, error.message, 1, ())]
-    found: dict[Unsupported, None] = {}
-    for importer, _ in _explore(model, dims, Choices()):
-        found.update(dict.fromkeys(_rejections(importer)))
-    return list(found)
-
-
-def _rejections(importer: Importer) -> list[Unsupported]:
-    found = [
-        Unsupported(domain, op_type, version, reason, len(nodes), tuple(nodes[:_EXAMPLES]))
-        for (domain, op_type, version, reason), nodes in importer.rejected.items()
-    ]
-    return sorted(found, key=lambda entry: (-entry.count, entry.domain, entry.op_type, entry.reason))

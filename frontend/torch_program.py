@@ -15,15 +15,13 @@ import io
 import json
 import os
 import re
-import struct
 import warnings
 import zipfile
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
 from aot.errors import ModelError, OptionError, UnsupportedError
-from aot.file_kinds import PROGRAM, kind_of
+from aot.file_kinds import ARCHIVE_FAULTS, PROGRAM, kind_of
 from aot.frontend.torch_hints import refuse_unknown, training_notes
 from aot.frontend.torch_mended import mend_document, mend_program, mend_symbols
 
@@ -254,7 +252,7 @@ def _from_archive(data: bytes, trust_pickle: bool) -> Any:
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
         names = archive.namelist()
-    except _DAMAGED as error:
+    except ARCHIVE_FAULTS as error:
         raise _no_program(data, str(error)) from error
     models = [name for name in names if re.fullmatch(r"[^/]+/models/[^/]+\.json", name)]
     if len(models) != 1:
@@ -298,15 +296,11 @@ def _no_program(data: bytes, reason: str) -> ModelError:
     return ModelError(kind.instead_of("a torch.export program"), hint=kind.model_remedy)
 
 
-# What zipfile raises for a damaged archive.
-_DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, LookupError, OSError, RuntimeError, ValueError)
-
-
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     """The bytes of a file of the archive."""
     try:
         return archive.read(name)
-    except _DAMAGED as error:
+    except ARCHIVE_FAULTS as error:
         raise ModelError(f"{name} cannot be read: {error}", hint="The archive is damaged.") from error
 
 

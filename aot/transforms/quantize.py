@@ -18,7 +18,7 @@ from aot.errors import OptionError
 from aot.ir import Array, Graph, Level, Node, TensorType, Value, live
 from aot.ops.quantized import FLOAT8_MOST, NIBBLE_ZERO, pack_rows, unpacked_weight
 from aot.passes import Context, transform
-from aot.quantization import FLOAT, NodeRecord, Quantization
+from aot.quantization import FLOAT, Method, NodeRecord, Quantization
 from aot.transforms.products import Product, products, source_of, weight_array
 from aot.transforms.shapes import inverse, joined_axes, perm_of
 
@@ -179,14 +179,7 @@ class _Quantizer:
             left = self._at_run_time(product, x, stored)
         else:
             left = self._static(product, record, x, factor, stored)
-        scale = rounding.scales(weight, product.output_axis if method.per_channel else None, 127)
-        to = rounding.to_int8
-        if stored is F8E4M3:
-            axis = product.output_axis if method.per_channel else None
-            scale = rounding.scales(weight, axis, int(FLOAT8_MOST[stored]), shrink=False)
-            to = rounding.to_float8
-        spread = product.per_output(scale) if scale.size > 1 else scale.reshape(())
-        numbers = to(weight, spread)
+        numbers, spread = rounded_weight(product, weight, record.form, method)
         kept = builder.const(numbers, product.weight.source)
         right = builder.dequantize(kept, builder.const(np.asarray(spread, np.float32)))
         correction = None
@@ -292,6 +285,17 @@ def _before_view(view: Node, factor: Array) -> Array | None:
                 return None
             shape[axis] = extent
     return factor.reshape(shape) if int(np.prod(shape)) == factor.size else None
+
+
+def rounded_weight(product: Product, weight: Array, form: str, method: Method) -> tuple[Array, Array]:
+    """(numbers of 8 bits, scale that broadcasts over them) of a product's weight in a form whose operands both are."""
+    axis = product.output_axis if method.per_channel else None
+    if form.startswith("fp8"):
+        scale, to = rounding.scales(weight, axis, int(FLOAT8_MOST[F8E4M3]), shrink=False), rounding.to_float8
+    else:
+        scale, to = rounding.scales(weight, axis, 127), rounding.to_int8
+    spread = product.per_output(scale) if scale.size > 1 else scale.reshape(())
+    return to(weight, spread), spread
 
 
 def packed_weight(weight: Array, record: NodeRecord, block: int) -> tuple[Array, Array, int, int]:

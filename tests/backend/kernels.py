@@ -166,3 +166,13 @@ def conv_kernel(
         root,
         (),
     )
+
+
+def transposed_b(kernel: Kernel) -> bool:
+    """Whether a product reads its right operand [N, K]."""
+    root = kernel.root
+    assert isinstance(root, ContractRoot)
+    index = root.b.args[-1]
+    if index.op == "axis":
+        return bool(index.payload == root.k)
+    return bool(root.b.args[-2].op == "axis" and root.b.args[-2].payload == root.n)

@@ -12,7 +12,7 @@ from aot.dtypes import BF16, F16, F64, I32, I64, DType
 from aot.ir import Layout
 from aot.kernel import ContractRoot, Kernel
 from tests.backend.harness import ISAS, run, run_threads
-from tests.backend.kernels import matmul_kernel
+from tests.backend.kernels import matmul_kernel, transposed_b
 
 
 def check(kernel: Kernel, isa: Isa, symbols: dict[str, int] | None = None, seed: int = 0, threads: bool = True) -> None:
@@ -47,15 +47,6 @@ def check(kernel: Kernel, isa: Isa, symbols: dict[str, int] | None = None, seed:
     steps = wide[0].shape[-1]
     error = np.abs(result.astype(expected.dtype) - expected)
     assert (error <= scale * epsilon * (2 + steps**0.5)).all(), f"worst {error.max()} of {np.abs(expected).max()}"
-
-
-def transposed_b(kernel: Kernel) -> bool:
-    root = kernel.root
-    assert isinstance(root, ContractRoot)
-    index = root.b.args[-1]
-    if index.op == "axis":
-        return bool(index.payload == root.k)
-    return bool(root.b.args[-2].op == "axis" and root.b.args[-2].payload == root.n)
 
 
 SHAPES = [

@@ -11,21 +11,18 @@ import pytest
 
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.window import emit_window
-from aot.dims import Symbol, evaluate
+from aot.dims import Symbol
 from aot.dtypes import I8, U8, DType
 from aot.errors import CompilerError
 from aot.kernel import Kernel, WindowRoot
 from aot.ops import OPS
 from tests.backend.harness import WORD_ISAS, run, run_threads
-from tests.backend.test_words import SIGNS, numbers
-from tests.backend.word_kernels import conv_8bit_kernel
+from tests.backend.test_words import SIGNS
+from tests.backend.word_kernels import conv_8bit_kernel, operands
 
 
 def check(kernel: Kernel, isa: Isa, symbols: dict[str, int] | None = None, threads: bool = True) -> None:
-    random = np.random.default_rng(0)
-    shapes = [tuple(evaluate(e, symbols or {}) for e in operand.type.shape) for operand in kernel.inputs]
-    arrays = [numbers(random, shape, o.type.dtype) for shape, o in zip(shapes[:2], kernel.inputs[:2], strict=True)]
-    compare(kernel, isa, arrays, symbols, threads)
+    compare(kernel, isa, operands(kernel, symbols), symbols, threads)
 
 
 def compare(

@@ -9,26 +9,19 @@ import pytest
 
 from aot.backend.cpu.contract import emit_contract
 from aot.backend.cpu.isa import Isa
-from aot.dims import Symbol, evaluate
+from aot.dims import Symbol
 from aot.dtypes import I8, U8, DType
 from aot.ir import Layout
 from aot.kernel import ContractRoot, Kernel
 from tests.backend.harness import WORD_ISAS, run, run_threads
-from tests.backend.word_kernels import matmul_8bit_kernel
+from tests.backend.kernels import transposed_b
+from tests.backend.word_kernels import matmul_8bit_kernel, operands
 
 SIGNS = list(product((U8, I8), (U8, I8)))
 
 
-def numbers(random: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
-    low = 0 if dtype == U8 else -128
-    return random.integers(low, low + 256, shape).astype(dtype.numpy)
-
-
 def check(kernel: Kernel, isa: Isa, symbols: dict[str, int] | None = None, threads: bool = True) -> None:
-    random = np.random.default_rng(0)
-    shapes = [tuple(evaluate(e, symbols or {}) for e in operand.type.shape) for operand in kernel.inputs]
-    arrays = [numbers(random, shape, o.type.dtype) for shape, o in zip(shapes[:2], kernel.inputs[:2], strict=True)]
-    compare(kernel, isa, arrays, symbols, threads)
+    compare(kernel, isa, operands(kernel, symbols), symbols, threads)
 
 
 def compare(
@@ -50,15 +43,6 @@ def compare(
     emitted = emit_contract(kernel, isa)
     (result,) = (run_threads if threads else run)(kernel, emitted, isa, arrays, symbols)
     assert result.shape == expected.shape and (result == expected).all()
-
-
-def transposed_b(kernel: Kernel) -> bool:
-    root = kernel.root
-    assert isinstance(root, ContractRoot)
-    index = root.b.args[-1]
-    if index.op == "axis":
-        return bool(index.payload == root.k)
-    return bool(root.b.args[-2].op == "axis" and root.b.args[-2].payload == root.n)
 
 
 SHAPES = [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from aot import expr
-from aot.dims import Dim, floordiv
+from aot.dims import Dim, evaluate, floordiv
 from aot.dtypes import F32, I8, I32, I64, U8, DType
 from aot.expr import Expr
 from aot.ir import ROW_MAJOR, Layout, TensorType
@@ -114,3 +116,15 @@ def conv_8bit_kernel(
     root = WindowRoot(0, 1, strides, dilations, pads, groups, I32, fill=fill)
     store = Store(0, indices, value)
     return Kernel("test", Kind.WINDOW, axes, rank + 2, tuple(inputs), outputs, (store,), root, ())
+
+
+def numbers(random: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
+    low = 0 if dtype == U8 else -128
+    return random.integers(low, low + 256, shape).astype(dtype.numpy)
+
+
+def operands(kernel: Kernel, symbols: dict[str, int] | None = None) -> list[np.ndarray]:
+    """Random numbers for both operands of a product of 8 bits."""
+    random = np.random.default_rng(0)
+    shapes = [tuple(evaluate(extent, symbols or {}) for extent in operand.type.shape) for operand in kernel.inputs[:2]]
+    return [numbers(random, shape, o.type.dtype) for shape, o in zip(shapes, kernel.inputs[:2], strict=True)]

@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner, Result
 from onnx import helper, numpy_helper
 
 from aot.artifacts import Artifact
 from aot.calibrate import Calibration
 from aot.cli.ledger_page import page
-from aot.cli.main import cli
 from aot.metrics import LARGEST_ERROR
 from aot.quantization import Entry, Method, NodeRecord, Point, Quantization
+from tests.cli.commands import document, invoke
 from tests.quantization import models
 
 TARGET = "cpu:x86-64-v3"
 EVIL = '<script>alert(\'&"1")</script>\x01'
-
-
-def invoke(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
-
-
-def document(*arguments: object, code: int = 0) -> Any:
-    return json.loads(invoke(*arguments, "--json", code=code).stdout)
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +104,12 @@ def test_merge(folder: Path, tmp_path: Path) -> None:
         (("build", "{model}", "--data", "{data}"), "nothing is to be"),
         (("build", "{model}", "--quantize", "{record}", "--data", "{data}"), "says what is quantized"),
         (("build", "{model}", "--quantize", "{data}/nothing"), "cannot read a quantization record"),
-        (("build", "{model}", "--quantize", "{calibration}"), "expected aot.quantization/1"),
+        (("build", "{model}", "--quantize", "{calibration}"), "expected 'aot.quantization/1'"),
         (("build", "{other}", "--quantize", "{record}"), "nodes that the model does not have"),
         (("build", "{twin}", "--quantize", "{record}"), "other weights"),
         (("build", "{model}", "--quantize", "{record}", "--weights", "none"), "does not go with quantization"),
         (("explain", "{data}/nothing"), "nothing"),
-        (("explain", "{calibration}"), "expected aot.quantization/1"),
+        (("explain", "{calibration}"), "expected 'aot.quantization/1'"),
     ],
     ids=str,
 )

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
-from aot.cli.main import cli
 from aot.text import parse_graph, print_graph
+from tests.cli.commands import document, invoke
 
 DIGITS = Path(__file__).resolve().parents[2] / "docs" / "digits"
 MODEL = DIGITS / "digits.onnx"
 TARGET = "cpu:x86-64-v3"
-
-
-def invoke(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(cli, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
-
-
-def document(*arguments: object, code: int = 0) -> Any:
-    return json.loads(invoke(*arguments, "--json", code=code).stdout)
 
 
 @pytest.fixture(scope="module")

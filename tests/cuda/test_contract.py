@@ -13,8 +13,8 @@ from aot.dims import Symbol
 from aot.dtypes import BF16, F16, F32, F64, I32, I64, DType
 from aot.ir import Layout
 from aot.kernel import ContractRoot, Kernel
-from tests.backend.kernels import matmul_kernel
-from tests.backend.test_contract import SHAPES, transposed_b
+from tests.backend.kernels import matmul_kernel, transposed_b
+from tests.backend.test_contract import SHAPES
 from tests.cuda import interpreter
 
 BACKEND = CudaBackend()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aot.array_files import archive_bytes
 from aot.calibrate import Calibration
 from aot.errors import OptionError
 from aot.observations import Observation
@@ -29,7 +30,6 @@ from aot.quantization import (
     NodeRecord,
     Point,
     Quantization,
-    archive_bytes,
 )
 from tests.quantization.test_observations import observe
 
@@ -162,7 +162,7 @@ def test_other_files(kind: str) -> None:
         with pytest.raises(OptionError):
             read(data)
     assert not Evil.ran
-    with pytest.raises(OptionError, match=r"expected aot\..*/1"):
+    with pytest.raises(OptionError, match=r"expected 'aot\..*/1"):
         read(said(json.dumps({"format": form[:-1] + "2"})))
     missing = Quantization.open if kind == "record" else Calibration.open
     with pytest.raises(OptionError, match="No such file") as raised:

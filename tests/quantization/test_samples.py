@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import struct
 import sys
 import weakref
 from collections.abc import Iterator
@@ -129,6 +130,20 @@ def test_different_numbers_of_samples(tmp_path: Path) -> None:
 def test_what_is_no_data(data: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         shapes(data, X)
+
+
+@pytest.mark.parametrize(("kind", "place", "number"), [("encrypted", 8, 1), ("compression", 10, 99)])
+def test_archives_that_numpy_cannot_open(tmp_path: Path, kind: str, place: int, number: int) -> None:
+    """What zipfile refuses as not implemented, or for want of a password, is an error of the data as any other."""
+    path = tmp_path / "x.npz"
+    np.savez(path, x=floats(5, 3))
+    damaged = bytearray(path.read_bytes())
+    struct.pack_into("<H", damaged, damaged.rindex(b"PK\x01\x02") + place, number)
+    struct.pack_into("<H", damaged, place - 2, number)
+    path.write_bytes(damaged)
+    with pytest.raises(OptionError, match=kind) as error:
+        shapes(path, X)
+    assert error.value.where == str(path)
 
 
 @pytest.mark.parametrize("name", ["x.npy", "x.npz", "other.npy"])
