@@ -33,8 +33,11 @@ def test_public_model(model: ZooModel) -> None:
     if len(graphs) > 1:  # the first case is for the first number that the model asks its input for
         _, spec = model.cases[0]
     inputs = make_inputs(spec)
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    assert_same(evaluate(graph, inputs), [np.asarray(result) for result in session.run(None, inputs)], 1e-3, 1e-4)
+    single = onnxruntime.SessionOptions()
+    single.intra_op_num_threads = 1  # with more, dynamically quantized models differ from run to run
+    session = onnxruntime.InferenceSession(str(path), single, providers=["CPUExecutionProvider"])
+    expected = [np.asarray(result) for result in session.run(None, inputs)]
+    assert_same(evaluate(graph, inputs), expected, 1e-3, model.absolute)
 
 
 @pytest.mark.zoo
