@@ -32,9 +32,6 @@ SWITCHES = "quantized products"
 _TRIES = 8
 """Products beyond the first that broke the budget that are tried all the same."""
 
-_GAIN = 0.97
-"""A quantized product stays if it takes at most this part of the float one's time: less is noise."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
@@ -98,7 +95,7 @@ def measured(
     for name, fits in zip(names, able, strict=True):
         plain_us, quantized_us = (round(each.get(name, 0.0), 2) for each in (times.plain, times.quantized))
         entry = replace(entries[name], float_us=plain_us, quantized_us=quantized_us)
-        if fits and entry.float_us and entry.quantized_us > _GAIN * entry.float_us:
+        if fits and not times.is_faster(name):
             slower.add(name)
             entry = replace(entry, reason=f"no faster: {entry.quantized_us:.0f} us, {entry.float_us:.0f} us in float")
         entries[name] = entry

@@ -81,21 +81,17 @@ WIDE = (
     ("768x2304_2304x768", ((768, 2304), (2304, 768)), 6),
 )
 ROWS_TILES = (
-    "16x16x512x8x4x8",
-    "16x32x256x4x4x4",
-    "16x32x512x4x4x4",
-    "16x32x512x8x4x8",
-    "16x64x256x4x4x4",
-    "16x64x512x8x3x8",
-)
+    "n16384-8x32x1024x8x1x8", "n16384-8x32x256x2x1x2", "n16384-8x32x1024x4x1x4", "n16384-8x16x1024x4x1x4",
+    "n2048-8x16x2048x16x1x16", "n2048-8x16x2048x8x1x8", "n8192-8x32x512x4x1x4",
+)  # fmt: skip
 I8_TILES = (
     "128x128x128x4x3", "128x128x128x8x3", "128x128x64x4x4", "128x256x128x8x3", "128x256x128x8x4", "256x128x128x8x3",
     "128x256x64x8x4", "described-128x128x64x4x4", "described-128x256x64x8x3",
 )  # fmt: skip
 F8_TILES = ("128x128x128x4x3", "fast-128x128x128x4x3", "fast-128x128x128x8x3", "fast-described-128x128x64x4x4")
 CHOICES = {
-    (1, "int4"): ("stream", *ROWS_TILES), (1, "int8"): ("stream", "16x32x512x4x4x4"), (16, "int4"): ROWS_TILES,
-    (16, "int8"): ("16x32x512x4x4x4",), (4096, "i8"): I8_TILES,
+    (1, "int4"): ("stream", *ROWS_TILES), (1, "int8"): ("stream",),
+    (16, "int4"): ("16x16x1024x8x1x8",), (4096, "i8"): I8_TILES,
     (6304, "i8"): ("128x128x128x4x3", "128x256x128x8x3", "256x128x128x8x3", "described-128x128x64x4x4"),
     (4096, "f8"): F8_TILES,
 }  # fmt: skip
@@ -120,6 +116,8 @@ def chains() -> list[Chain]:
         for choice in CHOICES.get((chain.rows, chain.form), ()):
             sides = sorted({columns for _, columns in chain.shapes})
             alone = chain.form in STEP and len(sides) > 1
+            if choice[0] == "n" and int(choice[1:].partition("-")[0]) not in sides:
+                continue
             others += [
                 replace(chain, choice=f"n{n}-{choice}" if alone else choice) for n in sides[: None if alone else 1]
             ]
@@ -282,12 +280,17 @@ def chosen(choice: str) -> Iterator[None]:
     def chosen_tile(kernel: Any, operand: Any) -> Any:
         return wanted if is_meant(kernel) else choose(kernel, operand)
 
+    few_rows = packed._Packed._choose_rows
+
+    def chosen_rows(kernel: Any) -> Any:
+        return wanted if is_meant(kernel) else few_rows(kernel)
+
     with ExitStack() as stack:
         patch = partial(mock.patch.object, contract)
         stack.enter_context(mock.patch.object(contract._Contract, "_suits_descriptors", suits_descriptors))
         stack.enter_context(mock.patch.object(contract._Contract, "_choose", chosen_tile))
-        if wanted is not None and wanted.rows == packed.LEAST_ROWS:
-            stack.enter_context(mock.patch.object(packed._Packed, "_choose_rows", lambda _: wanted))
+        if wanted is not None and wanted.sums > 1:
+            stack.enter_context(mock.patch.object(packed._Packed, "_choose_rows", chosen_rows))
         if tile == "stream":
             stack.enter_context(mock.patch.object(packed._Packed, "_suits_rows", lambda _: False))
         if described:
@@ -340,7 +343,8 @@ def prepare_model(definition: Any, folder: Path, cache: Path | None) -> None:
     from aot.artifacts import Artifact
     from aot.calibrate import calibrate_graph
     from aot.options import CompileOptions
-    from aot.quantization import Method
+    from aot.product_times import modelled_times
+    from aot.quantization import FLOAT, Method
     from aot.quantizer import planned
     from aot.transforms.products import products
 
@@ -357,6 +361,11 @@ def prepare_model(definition: Any, folder: Path, cache: Path | None) -> None:
     seen = calibrate_graph(graph, found, [sample], options, lambda stage, detail: None)
     for form in ("f16", *FORMS[definition.name]):
         record = None if form == "f16" else planned(found, Method(form=form), seen)
+        if record is not None:  # as `aotc quantize` has it
+            ((_, target),) = driver.resolve_targets(options_of(None))
+            times = modelled_times(found, record, target, "fp16")
+            kept = {node.node: node.form if times.is_faster(node.node) else FLOAT for node in record.nodes}
+            record = record.with_forms(kept)
         if record is not None:
             record.save(folder / f"{definition.name}.{form}.record")
         with mock.patch.object(Artifact, "build", without_weights):

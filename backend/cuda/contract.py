@@ -189,11 +189,12 @@ class _Contract:
         return self.batch * self.rows * self.columns * summed * 2 * len(self.root.rights)
 
     def _finish(
-        self, tiling: Tiling, warps: int, stages: int, schedule: str, is_heavy: bool = False, functions: str = ""
-    ) -> Emitted:
+        self, tiling: Tiling, warps: int, stages: int, schedule: str, is_heavy: bool = False, functions: str = "",
+        blocks: int = 0,
+    ) -> Emitted:  # fmt: skip
         made = finish(
             self.source, tiling, warps=warps, stages=stages, schedule=schedule, flops=self._flops(), early=self.early,
-            is_heavy=is_heavy, functions=functions, features=self.target.features,
+            is_heavy=is_heavy, functions=functions, features=self.target.features, blocks=blocks,
         )  # fmt: skip
         return replace(made, packed=self.packed)
 

@@ -51,10 +51,12 @@ class Tiling:
 
 def finish(
     kernel: Kernel, tiling: Tiling, *, warps: int, stages: int, schedule: str, flops: Dim, early: Code | None = None,
-    is_heavy: bool = False, functions: str = "", features: Collection[str] = (),
+    is_heavy: bool = False, functions: str = "", features: Collection[str] = (), blocks: int = 0,
 ) -> Emitted:  # fmt: skip
     """The kernel as text with its header; `early` is written before the wait: it may load weights, and nothing else.
     `functions`: what it calls beside the helpers; `features`: the target's, which helpers may use.
+    `blocks`: how many of the kernel's blocks are to fit a multiprocessor, which says how many registers a thread may
+    take; 0: as many as the assembler finds right, which rather makes loads wait for each other.
 
     A heavy kernel does not begin before its predecessor's end, and does not let its successor begin before its own:
     blocks that wait beside those that work share multiprocessors unevenly (docs/cuda.md has figures).
@@ -70,6 +72,7 @@ def finish(
         "multiples": [number for number, d in enumerate(dims.dims) if dimension.divisor_of(d) % ALIGNED == 0],
         "warps": power_of_two(warps),
         "stages": stages,
+        "blocks": blocks,
         "heavy": is_heavy,
     }
     arguments = [*(f"p{number}" for number in range(len(operands))), *dims.names, "PROGRAMMATIC: tl.constexpr"]

@@ -88,14 +88,3 @@ def _pair(value: float) -> str:
     """The bits of two equal halves."""
     bits = int(np.float16(value).view(np.uint16))
     return f"0x{bits << 16 | bits:08x}"
-
-
-PREFETCH = (
-    "@triton.jit\n"
-    "def prefetch(pointer, size):\n"
-    "    tl.inline_asm_elementwise(\n"
-    "        '{ .reg .pred p; .reg .b32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; '\n"
-    "        '@p cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0; }',\n"
-    "        '=r,l,r', [pointer, size], dtype=tl.int32, is_pure=False, pack=1)\n\n\n"
-)
-"""A function that has bytes brought into the second-level cache, from an address and in a number divisible by 16."""

@@ -5,14 +5,8 @@ an f32 by two instructions: its bits are cut out, where they lie in the word's l
 whose last bit counts 1; then 2^23, and the zero point as often as the place of the number says, are taken away. What is
 left is the number times a power of two, exactly; its inverse goes into the other factor.
 
-Beside a factor in f16 one instruction suffices: the bits that were cut out are those of an f32 of less than 2^-125, the
-number times a power of two again, and so small that the factor can take the inverse and stay finite, being below 2^17.
-The zero points are then taken away from the sums of words. (An infinite factor makes NaN.)
-
-Beside f16, numbers become halves two at a time (halves.py). Up to sixteen rows are then one tile of rows on tensor
-cores, whose warps share what is summed: each has the numbers of whole words, in the order in which they lie in words,
-and the left operand is read in that order too. What the program will read is brought into the second-level cache before
-its predecessors have ended. More rows are tiles.
+Beside f16, numbers become halves two at a time (halves.py). Up to sixteen rows are then tiles of tensor cores, made of
+words as they are read (fragments.py). More rows are tiles in the language's own terms.
 
 Beside other floats, few rows are a stream, bound by the bytes of the weight: each program holds some columns whole, in
 registers, before its predecessors have ended.
@@ -20,13 +14,16 @@ registers, before its predecessors have ended.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from aot import dims as dimension
 from aot.backend.base import Emitted, PackedOperand
 from aot.backend.cuda.contract import FEW_STEPS, Stream, Tile, _Contract
+from aot.backend.cuda.fragments import LANES, LEAST_COLUMNS, QUAD, WORD_BITS, Fragments
 from aot.backend.cuda.frame import Tiling, power_of_two
-from aot.backend.cuda.halves import PREFETCH, halves_name, halves_text
+from aot.backend.cuda.halves import halves_name, halves_text
 from aot.backend.cuda.render import Renderer, Scope, TileDim
 from aot.dims import typical
 from aot.dtypes import BF16, F16, F32, DType
@@ -37,15 +34,11 @@ from aot.ops.quantized import NIBBLE_ZERO
 from aot.program import RecipeOp, RecipeStep
 from aot.target import Target
 
-WORD_BITS = 32
 LONGEST_RUN = 32
 """Numbers of a thread that share a scale."""
 
 MOST_STREAM_ROWS = 2
 """Rows of a stream: each is 32 registers of every thread."""
-
-LANES = 32
-"""Threads of a warp."""
 
 THREAD_WORDS = 32
 """Words of a weight that a thread of a stream holds at a time, for one row."""
@@ -54,15 +47,13 @@ MOST_LINES = 32
 """Lines of words of a program of a stream; of longer columns several pieces, one after the other."""
 
 MOST_WARPS = 8
-LEAST_ROWS = 16
-"""Rows of the smallest tile of tensor cores."""
+PROCESSOR_WARPS = 16
+"""Warps of a multiprocessor that products of few rows on tensor cores have."""
+
+MOST_ROWS = 16
+"""Rows that are few beside f16: two columns of tensor cores' tiles."""
 
 MAGIC = 0x4B000000  # the bits of 2^23 as f32
-SMALL_BITS = 24
-"""Bits of a whole number that, as an f32, is that number times 2^-149."""
-
-SHIFT = 100
-"""The power of two in a factor in f16: products are numbers times 2^-49."""
 
 
 def emit_packed(kernel: Kernel, target: Target, schedule: Tile | Stream | None = None) -> Emitted:
@@ -97,11 +88,10 @@ class _Packed(_Contract):
         self.numbers = WORD_BITS // weight.bits  # of a word
         if not self._fills_words():
             return super().emit()
-        few = isinstance(self.rows, int) and self.rows <= MOST_STREAM_ROWS
-        if self._suits_rows() and (
-            (self.schedule is None and not few) or (isinstance(self.schedule, Tile) and self.schedule.sums > 1)
-        ):
+        is_cut_so = self.schedule is None or (isinstance(self.schedule, Tile) and self.schedule.sums > 1)
+        if self._suits_rows() and is_cut_so:
             return self._packed_rows()
+        few = isinstance(self.rows, int) and self.rows <= MOST_STREAM_ROWS
         if isinstance(self.schedule, Stream) or (few and self.schedule is None):
             return self._packed_stream()
         return self._packed_tiles()
@@ -124,12 +114,15 @@ class _Packed(_Contract):
         self.run = min(run & -run, LONGEST_RUN)  # numbers that surely share a scale, a power of two
         return self.summed % self.numbers == 0 and self.run >= self.numbers and self.root.accumulate == F32
 
-    def _ask(self, number: int | None, shape: tuple[int, ...], rows: tuple[int, ...]) -> None:
-        """Asks for an operand [rows, columns] in a shape whose first axis is the columns; `rows`: what a step along
-        each other axis is in rows."""
+    def ask(
+        self, number: int | None, shape: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...] = ()
+    ) -> None:
+        """Asks for an operand [rows, columns] in a shape: `rows` and `columns` are what a step along each of its axes
+        is in them; without `columns`, the first axis is the columns."""
         if number is not None:
-            columns = (1, *(0,) * len(rows))
-            step = RecipeStep(RecipeOp.PACK, shape=shape, coefficients=((0, *rows), columns))
+            if not columns:
+                rows, columns = (0, *rows), (1, *(0,) * len(rows))
+            step = RecipeStep(RecipeOp.PACK, shape=shape, coefficients=(rows, columns))
             self.packed[number] = PackedOperand((step,), self.source.inputs[number].type.dtype.number, shape)
 
     def _offset(self, place: int, turn: str = "") -> str:
@@ -155,135 +148,119 @@ class _Packed(_Contract):
         """The inverse of the power of two of a number's place."""
         return 1 / (1 << self.weight.bits * self._place(number)[1])
 
-    def _small(self, number: int) -> tuple[str, int]:
-        """The text of a number of every word times 2^-149 and a power of two; which power."""
-        at, bits = self.weight.bits * number, (1 << self.weight.bits) - 1
-        if at + self.weight.bits <= SMALL_BITS:
-            return f"(words & {bits << at}).to(tl.float32, bitcast=True)", at
-        cut = f"(words >> {at})" if at + self.weight.bits == WORD_BITS else f"((words >> {at}) & {bits})"
-        return f"{cut}.to(tl.float32, bitcast=True)", 0
-
     def _suits_halves(self) -> bool:
         """Whether numbers are made halves two at a time: beside f16, with scales in f16."""
         scale = self.source.inputs[self.weight.scale].type.dtype
         return self._multiplied() == F16 and (self.blocks == 1 or scale == F16)
 
     def _suits_rows(self) -> bool:
-        """Whether rows are few, and four words have one scale."""
-        few = isinstance(self.rows, int) and 0 < self.rows <= LEAST_ROWS
-        return few and self._suits_halves() and (self.blocks == 1 or self.run >= 4 * self.numbers)
+        """Whether rows are few beside f16, and blocks are whole pieces of four words, as chunks of them are."""
+        few = isinstance(self.rows, int) and 0 < self.rows <= MOST_ROWS and self._multiplied() == F16
+        block = self.weight.block
+        return few and (self.blocks == 1 or (block >= QUAD * self.numbers and block == power_of_two(block)))
 
     # Few rows.
 
     def _choose_rows(self) -> Tile:
-        """Columns for nearly as many programs as there are multiprocessors; longer steps beside fewer columns."""
+        """Columns for at least a program for each multiprocessor; warps so that all programs run at once."""
         if isinstance(self.schedule, Tile):
             return self.schedule
-        assert isinstance(self.summed, int)
-        programs = 0.9 * self.target.numbers["multiprocessors"]
-        columns = next((c for c in (64, 32) if typical(self.columns) >= c * programs), 16)
-        sums, part = {64: (4, 64), 32: (4, 128), 16: (8, 64)}[columns]
-        while sums > 2 and sums * part > power_of_two(self.summed):
-            sums //= 2
-        return Tile(LEAST_ROWS, columns, sums * part, sums, 4, sums)
+        assert isinstance(self.rows, int) and isinstance(self.summed, int)
+        processors = self.target.numbers["multiprocessors"]
+        is_wide = typical(self.columns) >= 3 * LEAST_COLUMNS * processors
+        columns, pieces = (2 * LEAST_COLUMNS, 4) if is_wide else (LEAST_COLUMNS, 8)
+        of_piece = QUAD * self.numbers
+        if self.rows > 8 and self.summed <= PROCESSOR_WARPS * 4 * of_piece:
+            pieces = 4  # a step's values beside the words take twice the registers
+        programs = min(-(-typical(self.columns) // columns), int(2 * processors))
+        most = min(max(power_of_two(int(PROCESSOR_WARPS * processors / programs) // 2 + 1), 8), PROCESSOR_WARPS)
+        warps = min(power_of_two(-(-self.summed // (pieces * of_piece))), most)
+        return Tile(8 if self.rows <= 8 else 16, columns, warps * pieces * of_piece, warps, 1, warps)
 
     def _packed_rows(self) -> Emitted:
-        """A tile of rows, some columns, and for each warp a part of every step's summed elements.
+        """Tiles of tensor cores whose warps share what is summed; see fragments.py.
 
-        Of 16 summed elements a lane of tensor cores multiplies number 2t and 2t + 1, and those 8 further, t being 0 to
-        3: word t of four has what such a lane multiplies, in the order (four words, place, t, number of a pair).
+        The words of a step are read before those of the step before it are multiplied, and the first before the
+        program's predecessors have ended. Where one step is all, their numbers are made before that as well.
         """
         assert isinstance(self.rows, int) and isinstance(self.summed, int) and isinstance(self.columns, int)
-        root, weight, numbers, early, code = self.root, self.weight, self.numbers, self.early, self.code
+        weight, early, code, numbers = self.weight, self.early, self.code, self.numbers
         tile = self._choose_rows()
-        sums, width, read, four = tile.sums, tile.columns, power_of_two(self.rows), 4 * numbers
-        part = max(tile.summed // sums, four, self.run if self.blocks > 1 else 0)
-        groups, runs = part // four, part // self.run if self.blocks > 1 else 1
-        parts = -(-self.summed // (part * sums)) * sums
-        of_part, line = part // numbers, parts * part // numbers  # words, of a part and of a column
-        byte_steps = (part * weight.bits // 8, WORD_BITS // 8, four * weight.bits // 8, 1)
-        self._ask(weight.w, (self.columns, parts, 4, groups, WORD_BITS // 8), byte_steps)
-        for number in (weight.scale, weight.zero):
-            self._ask(number, (self.columns, self.blocks), (1,))
+        cut = Fragments(self, tile)
+        cut.ask()
         tiling = Tiling(early, self.dims)
         renderer = Renderer(self.kernel, self.dims, early)
-        with tiling.programs(dimension.ceildiv(self.columns, width)) as program:
-            early.line(f"across = {program}")
-            self.code = early
-            n_dim, n = self._span(renderer, "n", "across", width, self.column_axes, "[None, :]")
-            m_dim, m = self._span(renderer, "m", "(0 * across)", read, self.row_axes, "[:, None]")
-            self.code = code
-            early.line(f"column = ({renderer.index('across')} * {width} + tl.arange(0, {width}))[None, :, None]")
-            mask = "" if n_dim.mask is None else f", mask=column < {self.columns}, other=0"
-            self._prefetch(renderer, width, line)
+        is_single = cut.turns == 1 and cut.steps == 1
+        span = cut.steps * tile.warps
+        with tiling.programs(dimension.ceildiv(self.columns, tile.columns * cut.turns)) as program:
+            early.line(f"across = {program} * {cut.turns}")
+            early.line(f"thread = tl.arange(0, {cut.threads})")
+            early.line("warp = thread // 32")
+            early.line("group = thread % 32 // 4")
+            early.line("within = thread % 4")
+            cut.read(renderer, "", "across", "warp", "")
             renderer.code = code
             outer = Scope(renderer, {}, [], "(1, 1)")
-            code.line(f"acc = tl.zeros(({sums}, {LEAST_ROWS}, {width}), tl.float32)")
-            with code.block(f"for at in range(0, {self.summed}, {part * sums})"):
-                code.line(f"piece = at // {part} + tl.arange(0, {sums})[:, None, None]")
-                place = renderer.index(f"column * {line} + piece * {of_part} + tl.arange(0, {of_part})[None, None, :]")
-                code.line(f"words = tl.load(p{weight.w}.to(tl.pointer_type(tl.uint32)) + {place}{mask})")
-                code.line(f"words = tl.reshape(words, ({sums}, {width}, 4, {runs}, {groups // runs}))")
-                if weight.bits == 8:
-                    code.line("words = words ^ 0x80808080")
-                place = "column"
-                if self.blocks > 1:
-                    block = f"(piece * {part} + tl.arange(0, {runs})[None, None, :] * {self.run}) // {weight.block}"
-                    place = f"column * {self.blocks} + tl.minimum({block}, {self.blocks - 1})"
-                    code.line(f"scale = tl.load(p{weight.scale} + {place}{mask})[:, :, None, :, None]")
-                if weight.zero is not None:
-                    code.line(f"zero = tl.load(p{weight.zero} + {place}{mask})[:, :, None, :, None]")
-                    code.line(f"zero = zero.to(tl.float16) + {self._plain_zero()!r}")
-                functions = self._halves()
-                pairs = ("tl.join(b0, b4)", "tl.join(b1, b5)", "tl.join(b2, b6)", "tl.join(b3, b7)")
-                b = "tl.join(tl.join({}, {}), tl.join({}, {}))".format(*pairs)
-                if numbers == 4:
-                    b = "tl.join(tl.join(b0, b1), tl.join(b2, b3))"
-                halves = ", 2" * (numbers.bit_length() - 1)
-                code.line(f"b = tl.reshape({b}, ({sums}, {width}, 4, {groups}{halves}))")
-                order = "0, 3, 6, 5, 2, 4, 1" if numbers == 8 else "0, 3, 5, 2, 4, 1"
-                code.line(f"b = tl.reshape(tl.permute(b, ({order})), ({sums}, {part}, {width}))")
-                code.line(f"k = {renderer.index('at')} + tl.arange(0, {sums})[:, None] * {part} + tl.arange(0, {part})")
-                inside = f"(k < {self.summed})[:, None, :]" if self.summed % (part * sums) else None
-                left = Scope(
-                    renderer, {**m, root.k: "k[:, None, :]"}, [m_dim, TileDim(frozenset({root.k}), inside)],
-                    f"({sums}, {read}, {part})", outer,
-                )  # fmt: skip
-                a = self._operand(left, root.a, F16)
-                same = LEAST_ROWS // read
-                if same > 1:
-                    code.line(f"a = tl.broadcast_to({a}[:, :, None, :], ({sums}, {read}, {same}, {part}))")
-                    a = "a"
-                code.line(f"a = tl.reshape({a}, ({sums}, {LEAST_ROWS}, {groups}, 4{halves}))")
-                order = "0, 1, 2, 5, 6, 3, 4" if numbers == 8 else "0, 1, 2, 4, 3, 5"
-                code.line(f"a = tl.reshape(tl.permute(a, ({order})), ({sums}, {LEAST_ROWS}, {part}))")
-                code.line(f"acc = tl.dot(a, b, acc, {self._how(F16, part)})")
-            self._fold("acc", sums, f"{LEAST_ROWS}, {width}")
-            if self.blocks == 1:
-                mask = "" if n_dim.mask is None else f", mask={n_dim.mask}, other=0"
-                code.line(f"acc = acc * tl.load(p{weight.scale} + n{mask}).to(tl.float32)")
-            code.line(f"line = tl.arange(0, {LEAST_ROWS})[:, None]")
-            code.line(f"row = line // {same}")
-            code.line(f"row_inside = (row < {self.rows}) & (line % {same} == 0)")
-            row_dim = TileDim(frozenset(self.row_axes), "row_inside")
-            places = {**self._indices(self.row_axes, "row"), **n}
-            self._store(renderer, outer, places, [row_dim, n_dim], f"({LEAST_ROWS}, {width})", ["acc"])
+            if is_single:
+                cut.make_halves(early)
+                cut.settle(early)
+            with ExitStack() as stack:
+                if cut.turns > 1:
+                    stack.enter_context(code.block(f"for turn in range(0, {cut.turns})"))
+                else:
+                    code.line("turn = 0 * across")
+                for name in cut.sums:
+                    code.line(f"{name} = tl.zeros(({cut.threads},), tl.float32)")
+                with code.block(f"for at in range(0, {span}, {tile.warps})"):
+                    code.line(f"first = ({renderer.index('at')} + warp) * {cut.of_chunk} + within * {numbers}")
+                    # All that a step reads comes first: what is read in between would be waited for each time.
+                    given: list[list[tuple[str, str]]] = [[] for _ in cut.all]
+                    for row_tile in range(tile.rows // 8):
+                        code.line(f"row{row_tile} = (group + {8 * row_tile})[:, None]")
+                        places = self._indices(self.row_axes, f"row{row_tile}")
+                        for piece in cut.all:
+                            given[piece].append(self._beside(renderer, outer, cut, piece, row_tile, places))
+                    if not is_single:
+                        code.line(f"next_turn = turn + (at + {tile.warps}) // {span}")
+                        code.line(f"next_chunk = (at + {tile.warps}) % {span} + warp")
+                        cut.read(renderer, "next_", "across + next_turn", "next_chunk", f"next_turn + 0 * thread < {cut.turns}")
+                        cut.make_halves(code)
+                    for piece in cut.all:
+                        cut.multiply(code, piece, [cut.parts(code, *each, numbers) for each in given[piece]])
+                    for name in () if is_single else cut.held:
+                        code.line(f"{name} = next_{name}")
+                cut.join(code)
+                self._fold("acc", tile.warps, f"{tile.rows}, {tile.columns}")
+                n_dim, n = self._span(renderer, "n", "(across + turn)", tile.columns, self.column_axes, "[None, :]")
+                if self.blocks == 1:
+                    mask = "" if n_dim.mask is None else f", mask={n_dim.mask}, other=0"
+                    code.line(f"acc = acc * tl.load(p{weight.scale} + n{mask}).to(tl.float32)")
+                m_dim, m = self._span(renderer, "m", "(0 * across)", tile.rows, self.row_axes, "[:, None]")
+                shape = f"({tile.rows}, {tile.columns})"
+                self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], shape, ["acc"])
         tiling.code = code
         text = f"few rows, tiles of {tile}, {weight.bits} bits"
-        return self._finish(tiling, tile.warps, tile.stages, text, functions=functions + PREFETCH)
+        blocks = 1 if tile.rows == 8 or weight.bits == 8 else 0  # beside 4 bits, 16 rows would then leave registers
+        return self._finish(tiling, tile.warps, 1, text, functions=cut.functions, blocks=blocks)
 
-    def _prefetch(self, renderer: Renderer, width: int, line: int) -> None:
-        """Writes that a program's part of the weight is brought into the second-level cache; `line`: words of a column.
+    def _beside(
+        self, renderer: Renderer, outer: Scope, cut: Fragments, piece: int, row_tile: int,
+        places: Mapping[int, str],
+    ) -> tuple[str, str]:  # fmt: skip
+        """Writes what a row has beside the numbers of a thread's word; its text, and a name for its parts."""
+        code, k, shape = self.code, self.root.k, f"({cut.threads}, {self.numbers})"
+        name = f"x{piece}_{row_tile}"
+        code.line(f"k = (first + {piece * cut.of_piece})[:, None] + tl.arange(0, {self.numbers})[None, :]")
+        # Lanes without a row read nothing: of a warp's loads the cache then serves one of four parts.
+        masks = [f"(row{row_tile} < {self.rows})"] if self.rows % 8 else []
+        if self.summed != cut.of_chunk * cut.tile.warps * cut.steps:
+            masks.append(f"(k < {self.summed})")
+        dims = [TileDim(frozenset({k}), " & ".join(masks) or None)]
+        a = self._operand(Scope(renderer, {**places, k: "k"}, dims, shape, outer), self.root.a, F16)
+        code.line(f"{name} = tl.broadcast_to({a}, {shape})")
+        return name, f"{name}_"
 
-        A column is a multiple of 16 bytes.
-        """
-        assert isinstance(self.columns, int)
-        early, size = self.early, WORD_BITS // 8 * line
-        with early.block("if PROGRAMMATIC"):
-            here = f"tl.minimum({self.columns} - across * {width}, {width})"
-            early.line(f"prefetch(p{self.weight.w} + {renderer.index('across')} * {width * size}, {here} * {size})")
-
-    def _plain_zero(self) -> float:
+    def plain_zero(self) -> float:
         """What a zero point of 0 is as a number of a word."""
         return 128.0 if self.weight.bits == 8 else 0.0
 
@@ -312,7 +289,7 @@ class _Packed(_Contract):
         lines = -(-self.summed // (LANES * deep * self.numbers))
         together = min(max(stream.summed // (LANES * deep * self.numbers), 1), power_of_two(lines))
         self.cut = _Cut(deep, lines, together, stream.columns)
-        self._ask(
+        self.ask(
             weight.w, (self.columns, lines, LANES, deep, 4),
             (*(size * weight.bits // 8 for size in self.cut.steps(self.numbers)), 1),
         )  # fmt: skip
@@ -369,7 +346,7 @@ class _Packed(_Contract):
         if weight.bits == 8:
             code.line("words = words ^ 0x80808080")
         if self.blocks == 1:
-            self._ask(weight.zero, (self.columns, 1), (1,))  # type: ignore[arg-type]  # an integer
+            self.ask(weight.zero, (self.columns, 1), (1,))  # type: ignore[arg-type]  # an integer
             only = "" if n_mask is None else f", mask={n_mask}[:, :, None, None], other=0"
             if weight.zero is not None:
                 code.line(f"zero = tl.load(p{weight.zero} + column{only}).to(tl.float32)")
@@ -386,13 +363,13 @@ class _Packed(_Contract):
         words = weight.block // self.numbers  # that share a scale
         if words > LANES or LANES % words:
             for number in (weight.scale, weight.zero):
-                self._ask(number, (self.columns, self.blocks), (1,))
+                self.ask(number, (self.columns, self.blocks), (1,))
             first = f"(line * {LANES * cut.deep} + beside * {LANES} + lane) * {self.numbers}"
             return f"column * {self.blocks} + tl.minimum({first} // {weight.block}, {self.blocks - 1})"
         shared = LANES // words
         shape, rows = (self.columns, cut.lines, shared, cut.deep), (shared * cut.deep, 1, shared)
         for number in (weight.scale, weight.zero):
-            self._ask(number, shape, rows)
+            self.ask(number, shape, rows)
         of_line = shared * cut.deep
         return f"column * {cut.lines * of_line} + line * {of_line} + lane // {words} * {cut.deep} + beside"
 
@@ -418,9 +395,6 @@ class _Packed(_Contract):
             if mask is not None and root.a.op != "load":
                 a = scope.define(f"tl.where({mask}, {a}, 0.0)")
             self._split_line(m, a)
-        if self._multiplied() == F16:
-            self._add_small(sign)
-            return
         code.line(f"magic = tl.program_id(1) + {MAGIC}")  # a register, which one instruction takes beside a constant
         for place in range(numbers // 2):
             code.line(f"offset{place} = {self._offset(place)}")
@@ -445,26 +419,6 @@ class _Packed(_Contract):
             names = [f"{name}_{bit}" for bit in range(2) for name in names]
         for number, name in enumerate(names):
             code.line(f"x{m}{number} = tl.expand_dims(tl.permute({name}, (1, 2, 0)), 0)")
-
-    def _add_small(self, sign: str) -> None:
-        """As `_add_line`, for factors in f16."""
-        assert isinstance(self.rows, int)
-        code, zero = self.code, "zero"
-        if self.weight.bits == 8:
-            zero = "128.0" if self.weight.zero is None else "(zero + 128.0)"
-        elif self.weight.zero is None:
-            zero = repr(float(NIBBLE_ZERO))
-        for m in range(self.rows):
-            code.line(f"away{m} = {zero} * ({' + '.join(f'x{m}{number}' for number in range(self.numbers))})")
-        for number in range(self.numbers):
-            text, power = self._small(number)
-            code.line(f"number = {text}")
-            for m in range(self.rows):
-                factor = f"x{m}{number} * {2.0 ** (SHIFT - power)!r}"
-                code.line(f"total{m} {'=' if number == 0 else '+='} number * ({factor})")
-        scale = " * scale" if self.blocks > 1 else ""
-        for m in range(self.rows):
-            code.line(f"sum{m} {sign} (total{m} * {2.0 ** (149 - SHIFT)!r} - away{m}){scale}")
 
     def _deep(self) -> int:
         """Words that a lane loads at once: as many as leave no part of a line empty."""
@@ -526,9 +480,9 @@ class _Packed(_Contract):
         assert isinstance(self.summed, int)
         runs = tile.summed // self.run
         assert isinstance(self.columns, int)
-        self._ask(self.weight.w, (self.columns, self.summed * self.weight.bits // 8), (1,))
+        self.ask(self.weight.w, (self.columns, self.summed * self.weight.bits // 8), (1,))
         for number in (self.weight.scale, self.weight.zero):
-            self._ask(number, (self.columns, self.blocks), (1,))
+            self.ask(number, (self.columns, self.blocks), (1,))
         tiling = Tiling(code, self.dims)
         renderer = Renderer(self.kernel, self.dims, code)
         down, across = dimension.ceildiv(self.rows, tile.rows), dimension.ceildiv(self.columns, tile.columns)
@@ -582,7 +536,7 @@ class _Packed(_Contract):
             if self.blocks > 1:
                 code.line("scale = scale.to(tl.float16)[:, :, None]")
             if self.weight.zero is not None:
-                code.line(f"zero = (zero + {self._plain_zero()!r}).to(tl.float16)[:, :, None]")
+                code.line(f"zero = (zero + {self.plain_zero()!r}).to(tl.float16)[:, :, None]")
             functions = self._halves()
         else:
             self._numbers_one_by_one(operand)

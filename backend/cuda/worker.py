@@ -51,7 +51,7 @@ def compile_one(symbol: str, source: str, path: Path, request: dict[str, Any]) -
     first = len(header["pointers"])
     multiples = [*header["aligned"], *(first + number for number in header["multiples"])]
     is_text = bool(request["ptx"])
-    triton.knobs.runtime.add_stages_inspection_hook = _stages(request["capability"], is_text)
+    triton.knobs.runtime.add_stages_inspection_hook = _stages(request["capability"], is_text, header["blocks"])
     facts: dict[str, int] = {}
     warps = header["warps"]
     while True:
@@ -92,20 +92,30 @@ def compile_one(symbol: str, source: str, path: Path, request: dict[str, Any]) -
             return facts
 
 
-def _stages(capability: int, is_text: bool) -> Any:
-    """A hook for Triton's stages: what it writes as PTX is `unpacked`; a text is for a capability and all above it."""
+def _stages(capability: int, is_text: bool, blocks: int) -> Any:
+    """A hook for Triton's stages: what it writes as PTX is `unpacked`; a text is for a capability and all above it.
+
+    `blocks`: of the kernel that are to fit a multiprocessor; 0: the assembler's choice.
+    """
 
     def hook(*given: Any) -> Any:
         if not given:  # what Triton's own cache has to know
-            return f"unpacked {capability} {is_text}", f"unpacked {capability} {is_text}"
+            key = f"unpacked {capability} {is_text} {blocks}"
+            return key, key
         backend, stages, options = given[:3]
         plain = stages["ptx"]
 
         def text(source: Any, metadata: Any) -> str:
-            if not is_text:
-                return unpacked(plain(source, metadata))
-            made: str = backend.make_ptx(source, metadata, options, capability)
-            return unpacked(re.sub(r"(?m)^\.target sm_\w+", f".target sm_{capability}", made))
+            if is_text:
+                made = re.sub(
+                    r"(?m)^\.target sm_\w+", f".target sm_{capability}",
+                    backend.make_ptx(source, metadata, options, capability),
+                )  # fmt: skip
+            else:
+                made = plain(source, metadata)
+            if blocks:
+                made = re.sub(r"(?m)^(\.reqntid .*)$", rf"\1\n.minnctapersm {blocks}", made)
+            return unpacked(made)
 
         stages["ptx"] = text
         if is_text:
