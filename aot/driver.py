@@ -27,7 +27,7 @@ from aot.ops.contract import MATMULS
 from aot.ops.window import CONVS
 from aot.options import Binding, CompileOptions, DimRange
 from aot.partition import FlowChart, partition
-from aot.passes import Context, Pass, PassManager, Rewrites, check_disable
+from aot.passes import Context, Pass, PassManager, Rewrites, check_disable, precisions_of
 from aot.pipeline import CORE_PASSES, PIPELINE, TARGET_PASSES
 from aot.program import HostStep, Program
 from aot.quantization import FORMS, Quantization

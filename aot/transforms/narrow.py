@@ -1,11 +1,11 @@
 """Half precision: what lies between kernels, and what products multiply, becomes f16 or bf16.
 
 Inside of kernels arithmetic stays f32: a kernel casts what it reads, and rounds what it stores; a product rounds its
-operands and adds in f32. On CPUs too what lies between kernels is narrow, since a product reads a factor in place only
-where it lies in 16 bits, and half the bytes are moved. Narrowed are activations (what products make, and what is computed from these) and the
-weights of products and lookups. The model's inputs, outputs and state keep their types, and f32 stays whatever has
-another range or another use than an activation: results of reductions, scans, sorts and random numbers, row
-statistics, and all that does not descend from a weight's product, such as positions times frequencies.
+operands and adds in f32. Narrowed are activations (what products make, and what is computed from these), on CPUs too,
+where products read a factor in place only if it lies in 16 bits, and the weights of products and lookups. The model's
+inputs, outputs and state keep their types, and f32 stays whatever has another range or another use than an activation:
+results of reductions, scans, sorts and random numbers, row statistics, and all that does not descend from a weight's
+product, such as positions times frequencies.
 
 Invariant: the graph says it all with casts, so that the reference interpreter computes what a kernel does.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from aot.backend.base import Built, Emitted
 from aot.backend.cuda import compile as builder
