@@ -230,7 +230,7 @@ def _fill_words(problem: Panels, site: PackSite) -> None:
                 axes = {root.k: f"(k * {word} + {element})", root.n: "n"}
                 scope = site.renderer.scope(axes, root.n, count, parent=site.scope, code=code)
                 value = scope.value(problem.b) if problem.b is not None else ""
-                bits = f"((v_u32){value} >> 16)" if dtype == BF16 else f"(v_u32)widen_u8_i32((v_u8){value})"
+                bits = _bf16_bits(problem.b, value) if dtype == BF16 else f"(v_u32)widen_u8_i32((v_u8){value})"
                 shift = f" << {dtype.bits * element}" if element else ""
                 code.line(f"word |= {bits}{shift};")
 
@@ -256,3 +256,10 @@ def _fill_words(problem: Panels, site: PackSite) -> None:
                 columns("count")
             with code.block("else"), code.block(f"for (i64 k = 0; k < {words}; k++)"):
                 code.line(f"store_u32((u32 *)(target + k * {ROW_BYTES}), splat_u32(0));")
+
+
+def _bf16_bits(value: Expr | None, text: str) -> str:
+    """C text of the bits of a block of bf16, as u32; what is loaded is one already, what is computed is rounded."""
+    if value is not None and value.op == "load":
+        return f"((v_u32){text} >> 16)"
+    return f"__builtin_convertvector(narrow_bf16({text}), v_u32)"
