@@ -121,8 +121,8 @@ def _memory(isa: Isa) -> str:
         f' __asm__("vcvtph2ps %1, %0" : "={constraint}"(r) : "{constraint}"(h)); return r; }}\n'
         f'static v_u16 narrow_f16(v_f32 v) {{ v_u16 r; __asm__("vcvtps2ph $0, %1, %0" : "={constraint}"(r) :'
         f' "{constraint}"(v)); return r; }}\n'
-        "static v_f32 widen_bf16(v_u16 h) { return (v_f32)(__builtin_convertvector(h, v_u32) << 16); }\n"
     )
+    out.append(_widen_bf16(isa))
     if isa.has_bf16:  # takes subnormals for zeros, as do the products of what it makes
         out.append(
             'static v_u16 narrow_bf16(v_f32 v) { v_u16 r; __asm__("vcvtneps2bf16 %1, %0" : "=v"(r) : "v"(v));'
@@ -137,8 +137,9 @@ def _memory(isa: Isa) -> str:
     out += [_float8("f8e4m3", 3, 7, 0x7F, 0x7F), _float8("f8e5m2", 2, 15, 0x7E, 0x7C)]
     for dtype, memory in NARROW_FLOATS.items():
         name = dtype.name
+        if dtype != BF16:
+            out.append(f"static v_f32 load_{name}(const {memory} *p) {{ return widen_{name}(load_{memory}(p)); }}\n")
         out.append(
-            f"static v_f32 load_{name}(const {memory} *p) {{ return widen_{name}(load_{memory}(p)); }}\n"
             f"static v_f32 loadn_{name}(const {memory} *p, i64 n) {{ return widen_{name}(loadn_{memory}(p, n)); }}\n"
             f"static v_f32 loadr_{name}(const {memory} *p, i64 lo, i64 hi) {{\n"
             f"  return widen_{name}(loadr_{memory}(p, lo, hi)); }}\n"
@@ -148,20 +149,40 @@ def _memory(isa: Isa) -> str:
             f"static f32 get_{name}(const {memory} *p) {{ {_get(dtype)} }}\n"
             f"static void put_{name}({memory} *p, f32 x) {{ *p = narrow_{name}(splat_f32(x))[0]; }}\n"
         )
-    narrow = {dtype.name: memory for dtype, memory in NARROW_FLOATS.items()}
-    for name in (*WIDTHS, "bool", *narrow):
-        memory = {"bool": "u8", **narrow}.get(name, name)
-        held = {"bool": "i32", **dict.fromkeys(narrow, "f32")}.get(name, name)
-        get = "p[i * stride]" if name in WIDTHS else f"get_{name}(p + i * stride)"
-        put = "p[i * stride] = v[i];" if name in WIDTHS else f"put_{name}(p + i * stride, v[i]);"
-        sign = "-" if name == "bool" else ""
+    for name in (*WIDTHS, "bool"):
+        memory, held = ("u8", "i32") if name == "bool" else (name, name)
+        get = "p[i * stride]" if name in WIDTHS else "-get_bool(p + i * stride)"
+        put = "p[i * stride] = v[i];" if name in WIDTHS else "put_bool(p + i * stride, v[i]);"
         out.append(
             f"static v_{held} gather_{name}(const {memory} *p, i64 stride, i64 n) {{ v_{held} r = {{}};\n"
-            f"  for (i64 i = 0; i < n; i++) r[i] = {sign}{get};\n  return r; }}\n"
+            f"  for (i64 i = 0; i < n; i++) r[i] = {get};\n  return r; }}\n"
             f"static void scatter_{name}({memory} *p, i64 stride, v_{held} v, i64 n) {{\n"
             f"  for (i64 i = 0; i < n; i++) {{ {put} }} }}\n"
         )
+    for dtype, memory in NARROW_FLOATS.items():  # a block of them is converted at once
+        name = dtype.name
+        out.append(
+            f"static v_f32 gather_{name}(const {memory} *p, i64 stride, i64 n) {{\n"
+            f"  return widen_{name}(gather_{memory}(p, stride, n)); }}\n"
+            f"static void scatter_{name}({memory} *p, i64 stride, v_f32 v, i64 n) {{\n"
+            f"  scatter_{memory}(p, stride, narrow_{name}(v), n); }}\n"
+        )
     return "".join(out)
+
+
+def _widen_bf16(isa: Isa) -> str:
+    """widen_bf16 and load_bf16: bf16 are upper halves; gcc 12 converts a register of them by halves."""
+    if not isa.is_wide:
+        return (
+            "static v_f32 widen_bf16(v_u16 h) { return (v_f32)(__builtin_convertvector(h, v_u32) << 16); }\n"
+            "static v_f32 load_bf16(const u16 *p) { return widen_bf16(load_u16(p)); }\n"
+        )
+    return (
+        'static v_f32 widen_bf16(v_u16 h) { v_u32 r; __asm__("vpmovzxwd %1, %0" : "=v"(r) : "v"(h));'
+        " return (v_f32)(r << 16); }\n"
+        "static v_f32 load_bf16(const u16 *p) { v_u32 r;\n"
+        '  __asm__("vpmovzxwd %1, %0" : "=v"(r) : "m"(*(const m_u16 *)p)); return (v_f32)(r << 16); }\n'
+    )
 
 
 def _get(dtype: DType) -> str:
