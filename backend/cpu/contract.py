@@ -7,6 +7,8 @@ group of panels at a time; an A that is computed (a fused prologue) goes to scra
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aot import dims as dimension
 from aot import expr
 from aot.backend.affine import Affine, affine_of, axes_in, flat_offset
@@ -20,11 +22,13 @@ from aot.backend.cpu.tile import PANEL, TRANSPOSE
 from aot.backend.cpu.weights import weight_panels
 from aot.backend.cpu.words import ROW_BYTES, WORD_BYTES, are_words, elements_of, panel_elements, unit_of, words_of
 from aot.dims import Dim
-from aot.dtypes import BF16, DType
+from aot.dtypes import BF16, F32, DType
 from aot.errors import CompilerError
 from aot.expr import Expr
 from aot.kernel import ContractRoot, Kernel
 from aot.program import RecipeOp, RecipeStep
+
+FEW_COLUMNS = PANEL // 2
 
 
 def plain_load(kernel: Kernel, value: Expr, dtype: DType) -> Affine | None:
@@ -90,6 +94,8 @@ def emit_contract(kernel: Kernel, isa: Isa) -> Emitted:
         raise CompilerError(f"{kernel.name}: an operand of a contraction runs over the other's axis")
     matrices = tuple(axis for axis in root.batch if axis in moving and kernel.axes[axis].extent != 1)
     row_axes = [axis for axis in root.batch if axis not in matrices] + [root.m]
+    if are_words(isa, accumulate, root.a.dtype, root.b.dtype):
+        root = replace(root, a=_worth_rounding(root.a, kernel.axes[root.n].extent))
     words = are_words(isa, accumulate, root.a.dtype, root.b.dtype)
     word = elements_of(root.b.dtype) if words else 0
     offset = plain_load(kernel, root.a, root.a.dtype if words else accumulate)
@@ -142,6 +148,16 @@ def emit_contract(kernel: Kernel, isa: Isa) -> Emitted:
         )
     )
     return emitted
+
+
+def _worth_rounding(left: Expr, columns: Dim) -> Expr:
+    """A left factor without its rounding to bf16, where that costs more than products of pairs save.
+
+    What lies in f32 is put into scratch, rounded. For up to FEW_COLUMNS it is multiplied as it lies: in f32 these need
+    half a panel.
+    """
+    is_few = isinstance(columns, int) and columns <= FEW_COLUMNS
+    return left.args[0] if is_few and left.op == "cast" and left.args[0].dtype == F32 else left
 
 
 def _is_transposed(kernel: Kernel, root: ContractRoot) -> bool:

@@ -106,7 +106,10 @@ def _loop_order(x: TensorType) -> list[int]:
 
 
 def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:
-    """C for a kernel with a WindowRoot. `exact` forbids Winograd, which reassociates sums."""
+    """C for a kernel with a WindowRoot. `exact` forbids Winograd, which reassociates sums.
+
+    Where `operand` of the root asks that an x in f32 be rounded, it is multiplied as it lies, which is no slower.
+    """
     root = kernel.root
     if not isinstance(root, WindowRoot):
         raise CompilerError(f"{kernel.name}: not a convolution")

@@ -216,7 +216,11 @@ class WordTile:
                 flipped = " ^ splat_i32((i32)0x80808080)" if self.is_flipped else ""
                 factors = "b{}, x" if self.w_dtype == U8 else "x, b{}"
                 sums = " ".join(f"{name} = {dot}({name}, {factors.format(j)});" for j, name in enumerate(names[i]))
-                code.line(f"{{ const v_i32 x = splat_i32((i32){self._word(place, count)}){flipped}; {sums} }}")
+                word = self._word(place, count)
+                # By an instruction: gcc would read the words of all rows and steps first, and have no registers left.
+                is_whole = word.startswith("word_whole")
+                block = f"word_splat_{self._unit}({place})" if is_whole else f"splat_i32((i32){word})"
+                code.line(f"{{ const v_i32 x = {block}{flipped}; {sums} }}")
             return
         half_bytes = self.isa.vector_bytes // 2
         for i, place in enumerate(places):
@@ -361,6 +365,12 @@ def word_functions(isa: Isa) -> str:
             f' "{constraint}"(a), "{constraint}"(b)); return sum + r; }}\n'
         )
     )
+    if isa.has_vnni:
+        for unit in ("u8", "u16"):
+            out.append(
+                f"static v_i32 word_splat_{unit}(const {unit} *p) {{ v_i32 r;\n"
+                '  __asm__("vpbroadcastd %1, %0" : "=v"(r) : "m"(*(const word_u *)p)); return r; }\n'
+            )
     if isa.has_bf16:
         out.append(
             "static v_f32 pair_dot(v_f32 sum, v_i32 a, v_i32 b) {\n"

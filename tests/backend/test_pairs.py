@@ -153,6 +153,25 @@ def test_factors_that_lie_in_f32_are_rounded(isa: Isa, constant: bool) -> None:
 
 
 @pytest.mark.parametrize("isa", PAIR_ISAS)
+def test_for_few_columns_a_factor_in_f32_is_taken_as_it_is(isa: Isa) -> None:
+    """Putting it into scratch would take longer than products in f32."""
+    for m, k, n, pairs in ((70, 21, 8, False), (9, 515, 2, False), (70, 21, 9, True)):
+        kernel = product((), m, k, n)
+        root = kernel.root
+        assert isinstance(root, ContractRoot)
+        inputs = (KernelOperand(kernel.inputs[0].type.with_dtype(F32)), kernel.inputs[1])
+        kernel = replace(kernel, inputs=inputs, root=replace(root, a=expr.cast(expr.load(0, F32, root.a.args), BF16)))
+        emitted = emit_contract(kernel, isa)
+        assert uses_pairs(emitted) == pairs
+        random = np.random.default_rng(4)
+        a = random.standard_normal((m, k)).astype(np.float32)
+        b = random.standard_normal((k, n)).astype(ml_dtypes.bfloat16)
+        taken = wide(a.astype(ml_dtypes.bfloat16)) if pairs else wide(a)
+        (result,) = run_threads(kernel, emitted, isa, [a, b])
+        assert (np.abs(result - taken @ wide(b)) <= SUM * (np.abs(taken) @ np.abs(wide(b)))).all()
+
+
+@pytest.mark.parametrize("isa", PAIR_ISAS)
 def test_layouts(isa: Isa) -> None:
     check(product((), 11, 21, 37, b_layout=Layout(order=(1, 0)), constant=False), isa)
     check(product((), 11, 21, 37, b_layout=Layout(strides=(120, 3)), constant=False), isa)
@@ -304,3 +323,23 @@ def test_few_outputs_of_a_convolution_are_dot_products(isa: Isa) -> None:
     kernel = conv_kernel(1, 64, (5, 5), 1, (3, 3), pads=P1, dtype=BF16)
     assert "dot products" in emit_window(kernel, isa).schedule
     check_window(f32_result(kernel), isa)
+
+
+@pytest.mark.parametrize("isa", PAIR_ISAS)
+@pytest.mark.parametrize("channels", [3, 24])
+def test_images_in_f32_are_taken_as_they_are(isa: Isa, channels: int) -> None:
+    """By the kernels of f32, that of Winograd's among them, with weights that lie in bf16."""
+    kernel = conv_kernel(2, channels, (12, 14), 24, (3, 3), pads=P1, dtype=BF16)
+    root = kernel.root
+    assert isinstance(root, WindowRoot)
+    inputs = (KernelOperand(kernel.inputs[0].type.with_dtype(F32)), kernel.inputs[1])
+    kernel = f32_result(replace(kernel, inputs=inputs, root=replace(root, operand=BF16)))
+    emitted = emit_window(kernel, isa)
+    assert not uses_pairs(emitted) and ("F(2x2" in emitted.schedule) == (channels == 24)
+    x, w = random_operands(kernel)
+    reference = OPS["conv"].reference
+    assert reference is not None
+    attrs: Any = {"strides": (1, 1), "dilations": (1, 1), "pads": (1, 1, 1, 1), "groups": 1}
+    expected, size = (np.asarray(reference(attrs, f(wide(x)), f(wide(w)))) for f in (np.array, np.abs))
+    (result,) = run_threads(kernel, emitted, isa, [x, w])
+    assert (np.abs(result - expected) <= 4 * SUM * size).all()
