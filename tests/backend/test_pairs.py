@@ -23,7 +23,7 @@ from aot.ir import Layout
 from aot.kernel import ContractRoot, Kernel, KernelOperand, WindowRoot
 from aot.ops import OPS
 from tests.backend.harness import PAIR_ISAS, run, run_threads
-from tests.backend.kernels import conv_kernel, matmul_kernel, transposed_b
+from tests.backend.kernels import conv_kernel, f32_result, matmul_kernel, transposed_b
 from tests.backend.test_word_windows import DENSE, P1
 from tests.backend.test_words import SHAPES
 
@@ -42,14 +42,6 @@ def random_operands(kernel: Kernel, symbols: dict[str, int] | None = None) -> li
         random.standard_normal(shape).astype(operand.type.dtype.numpy)
         for shape, operand in zip(shapes, kernel.inputs, strict=True)
     ]
-
-
-def f32_result(kernel: Kernel) -> Kernel:
-    """A kernel that stores its sums as they are, without an epilogue."""
-    (out,) = kernel.outputs
-    (store,) = kernel.stores
-    held = KernelOperand(out.type.with_dtype(F32))
-    return replace(kernel, outputs=(held,), stores=(replace(store, value=expr.root(0, F32)),))
 
 
 def uses_pairs(emitted: Emitted) -> bool:
