@@ -9,8 +9,8 @@ signed factor; where both operands have one signedness, A's sign bits are flippe
 and the sums start at 128 times the sums of the columns of W, negated for signed ones. Elsewhere both are widened to 16
 bits, of which no sum saturates.
 
-Two bf16, where the CPU has vdpbf16ps: it adds both products to an f32, and takes subnormal factors, products and sums
-for zeros. There is no other way to do the same, so levels without it have none.
+Two bf16, where the CPU has vdpbf16ps: it adds both products to an f32, the second neighbour's first, each time rounded
+to nearest as by a fused multiply-add, and takes subnormal factors, products and sums for zeros.
 
 Invariant: sums of integers are exact modulo 2**32, in whatever order they are made; those of floats are made in the
 order of the loops, whatever the tile.
