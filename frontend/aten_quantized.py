@@ -284,4 +284,6 @@ def _int_mm(c: Context) -> Result:
 def _weight_int8(c: Context) -> Result:
     x, weight, scale = c.tensor("self"), c.tensor("mat2"), c.tensor("scales")
     made = _parameters(c, weight, scale, None, dtypes.I8, 0).dequantize(weight)
-    return c.op_("matmul", x, c.cast(c.transpose(made, (1, 0)), x.type.dtype))
+    # Its kernels multiply and add in f32 and round the sums alone, whatever the type of x.
+    product = c.op_("matmul", c.cast(x, dtypes.F32), c.cast(c.transpose(made, (1, 0)), dtypes.F32))
+    return c.cast(product, x.type.dtype)

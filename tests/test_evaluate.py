@@ -105,7 +105,8 @@ def samples() -> list[tuple[str, Sample]]:
     ]
 
 
-NEVER = {  # convolutions, pools and rows of constants stay in the graph; resize has weights with transcendental ties
+NEVER = {"conv_8bit", "matmul_8bit", "matmul_packed"}  # their operands are not all constants
+NEVER |= {  # convolutions, pools and rows of constants stay in the graph; resize has weights with transcendental ties
     "attention", "avg_pool", "batch_norm", "conv", "conv_transpose", "group_norm", "instance_norm", "layer_norm",
     "log_softmax", "max_pool", "resize", "rms_norm", "softmax",
 }  # fmt: skip

@@ -21,7 +21,7 @@ from aot.backend.cuda import CudaBackend
 from aot.builder import Builder
 from aot.cli.main import cli
 from aot.dims import Symbol
-from aot.dtypes import F8E4M3, F32, F64
+from aot.dtypes import F32, F64, I4
 from aot.errors import ArtifactError, TargetError, UnsupportedError
 from aot.program import HostStep
 from aot.program_text import program_text
@@ -154,7 +154,7 @@ def test_what_the_cuda_backend_lacks() -> None:
     double, d = (F64, (1, 2, 8, 16)), Symbol("d").dim
     assert "f64" in why("attention", double, double, double, scale=1.0)
     assert "head sizes" in why("attention", *[(F32, (1, 2, 8, d))] * 3, scale=1.0)
-    assert why("reshape", (F8E4M3, (4,)), shape=(2, 2)) == "a GPU has no code for elements of type f8e4m3"
+    assert why("reshape", (I4, (4,)), shape=(2, 2)) == "a GPU has no code for elements of type i4"
 
 
 def test_the_commands_tell(check: DeviceChecker, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ MODELS: dict[str, tuple[Callable[[], Made], dict[str, str]]] = {
     "huge inputs": (lambda: of_dense(8, 6, data=np.linspace(-1e25, 1e25, 24, dtype=np.float32).reshape(3, 8)), {}),
     "constant inputs": (
         lambda: of_dense(8, 6, data=np.full((3, 8), 2, np.float32)),
-        {"a": "its input was one number on all of the data"},
+        {"a": "its input was 2 on all of the data"},
     ),
     "infinity inside": (infinity_inside, {"a": "1 of its inputs were infinite or NaN on the data"}),
     "two of one name": (two_of_one_name, {}),
