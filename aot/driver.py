@@ -27,7 +27,7 @@ from aot.ops.contract import MATMULS
 from aot.ops.window import CONVS
 from aot.options import Binding, CompileOptions, DimRange
 from aot.partition import FlowChart, partition
-from aot.passes import Context, Pass, PassManager, Rewrites, check_disable
+from aot.passes import Context, Pass, PassManager, Rewrites, check_disable, precisions_of
 from aot.pipeline import CORE_PASSES, PIPELINE, TARGET_PASSES
 from aot.program import HostStep, Program
 from aot.quantization import FORMS, Quantization
@@ -374,9 +374,10 @@ def has_8bit_products(graph: Graph) -> bool:
 
 
 def resolve_targets(options: CompileOptions, *, quantized: bool = False) -> list[tuple[Backend, Target]]:
-    """Backends and targets asked for, the most specific first; raises TargetError for an unknown one.
+    """Backends and targets asked for, the most specific first.
 
     `quantized`: what a bare backend's name stands for is what programs with products of 8-bit numbers want.
+    Raises TargetError for an unknown one, and where none has the precision although other levels of their CPU do.
     """
     found: list[tuple[Backend, Target]] = []
     for text in options.targets:
@@ -385,6 +386,7 @@ def resolve_targets(options: CompileOptions, *, quantized: bool = False) -> list
             raise TargetError(f"no backend {name!r}", hint=f"Backends: {', '.join(sorted(BACKENDS))}.")
         backend = BACKENDS[name]
         default = backend.quantized_architectures if quantized else backend.default_architectures
+        default = backend.precision_architectures.get(options.precision, default)
         for each in (architecture,) if architecture else default:
             target = backend.target(each)
             if options.exact:
@@ -393,7 +395,25 @@ def resolve_targets(options: CompileOptions, *, quantized: bool = False) -> list
                 target = replace(target, features=target.features | {"tf32"})
             if all(target.name != known.name for _, known in found):
                 found.append((backend, target))
+    _check_precision(found, options.precision)
     return found
+
+
+def _check_precision(units: Sequence[tuple[Backend, Target]], precision: str) -> None:
+    """Raises TargetError where no target has the precision, but one of another name would."""
+    if any(precision in precisions_of(backend, target) for backend, target in units):
+        return
+    having = [
+        f"{backend.name}:{backend.precision_architectures[precision][0]}"
+        for backend in dict.fromkeys(backend for backend, _ in units)
+        if precision in backend.precision_architectures
+    ]
+    if having:
+        names = ", ".join(target.name for _, target in units)
+        raise TargetError(
+            f"precision {precision} was asked for, and {names} has no products of it",
+            hint=f"Build for a target that has: --target {' or '.join(having)}; or leave --precision out.",
+        )
 
 
 def _blocks(graph: Graph, context: Context) -> tuple[Graph, FlowChart | None, Sequence[Graph], Context]:
@@ -541,7 +561,7 @@ def _meta(
         **({"products": list(report.products)} if report.products else {}),
         **({"quantization": options.quantization.summary()} if options.quantization is not None else {}),
         "precisions": {
-            target.name: options.precision if options.precision in backend.precisions else "fp32"
+            target.name: options.precision if options.precision in precisions_of(backend, target) else "fp32"
             for backend, target in targets
         },
         "source": {

@@ -50,7 +50,7 @@ class CompileOptions:
     `overridable`: initializers that become inputs; "all": every one that the model also declares as an input.
     `trust_pickle`: read weights of a .pt2 file that only a pickle holds, which can run code.
     `variants`: one specialized program each, tried in this order before the general one.
-    `precision`: of float32 arithmetic, on backends that have it: "fp32" multiplies as IEEE says, "tf32" with 10 bits of
+    `precision`: of float32 arithmetic, on targets that have it: "fp32" multiplies as IEEE says, "tf32" with 10 bits of
     mantissa, "fp16" and "bf16" also store activations and weights so; sums, reductions and elementwise ops are in f32.
     `io_dtype`: of float32 inputs, outputs and state: "model" leaves them, "fp16" and "bf16" convert them.
     `exact`: forbid reassociation and fused multiply-add across ops.

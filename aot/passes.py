@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -78,9 +78,20 @@ class BackendInfo(Protocol):
         ...
 
     @property
+    def precision_features(self) -> Mapping[str, str]:
+        """The feature that targets with a precision have, where not all of them have that precision."""
+        ...
+
+    @property
     def eight_bit_operands(self) -> tuple[DType, DType]:
         """The types of bytes, i8 or u8 each, that products of integers take on their left and right."""
         ...
+
+
+def precisions_of(backend: BackendInfo, target: Target) -> frozenset[str]:
+    """The precisions of float arithmetic that a target of a backend has."""
+    features = backend.precision_features
+    return frozenset(name for name in backend.precisions if name not in features or features[name] in target.features)
 
 
 @dataclass(frozen=True, slots=True)

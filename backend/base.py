@@ -81,6 +81,10 @@ class Backend(Protocol):
     """Whether kernels compute where they read at so little cost that what only moves elements is no step."""
     precisions: frozenset[str]
     """The precisions of float arithmetic that it has; programs asked for in another are in fp32."""
+    precision_features: Mapping[str, str]
+    """The feature that targets with a precision have, where not all of them have that precision."""
+    precision_architectures: Mapping[str, tuple[str, ...]]
+    """What the bare backend name stands for where a precision is asked for that its defaults lack."""
     eight_bit_operands: tuple[DType, DType]
     """The types of bytes, i8 or u8 each, that products of integers take on their left and right."""
 

@@ -67,7 +67,7 @@ class VariantType(click.ParamType[tuple[str, tuple[int, ...]]]):
     type=click.Choice(PRECISIONS),
     default="fp32",
     show_default=True,
-    help="On GPUs, of float32.",
+    help="Of float32; on CPUs fp32, or bf16.",
 )
 @click.option(
     "--io-dtype",

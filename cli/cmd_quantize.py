@@ -21,7 +21,7 @@ from aot.quantization import FORMS
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--form", type=click.Choice(FORMS), default="int8", show_default=True, help="Of products with weights.")
 @click.option("--target", "targets", multiple=True, metavar="TARGET", help="Whose times count. Default: cpu, measured.")
-@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True, help="On GPUs.")
+@click.option("--precision", type=click.Choice(PRECISIONS), default="fp32", show_default=True, help="As for build.")
 @quantize_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Default: MODEL.quantization.")
 @model_options

@@ -1,12 +1,13 @@
-"""Half precision: what lies between kernels, and what tensor cores multiply, becomes f16 or bf16.
+"""Half precision: what lies between kernels, and what products multiply, becomes f16 or bf16.
 
 Inside of kernels arithmetic stays f32: a kernel casts what it reads, and rounds what it stores; a product rounds its
-operands and adds in f32. Narrowed are activations (what products make, and what is computed from these) and the
-weights of products and lookups. The model's inputs, outputs and state keep their types, and f32 stays whatever has
-another range or another use than an activation: results of reductions, scans, sorts and random numbers, row
-statistics, and all that does not descend from a weight's product, such as positions times frequencies.
+operands and adds in f32. Narrowed are activations (what products make, and what is computed from these), on CPUs too,
+where products read a factor in place only if it lies in 16 bits, and the weights of products and lookups. The model's
+inputs, outputs and state keep their types, and f32 stays whatever has another range or another use than an activation:
+results of reductions, scans, sorts and random numbers, row statistics, and all that does not descend from a weight's
+product, such as positions times frequencies.
 
-Invariant: the graph says it all with casts, so that the reference interpreter computes what a GPU does.
+Invariant: the graph says it all with casts, so that the reference interpreter computes what a kernel does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from aot.ir import Array, Const, Graph, Level, Node, Value, live
 from aot.lower import OWNED_KINDS
 from aot.ops import OPS, Kind
 from aot.ops.helpers import int_attr
-from aot.passes import Context, transform
+from aot.passes import Context, precisions_of, transform
 from aot.transforms.fold import cast_const
 
 HALVES: Mapping[str, DType] = {"fp16": F16, "bf16": BF16}
@@ -35,7 +36,7 @@ SMALL_ELEMENTS = 256
 """Values of fewer elements stay f32: their bytes cost nothing."""
 
 FACTORS: Mapping[str, int] = {"matmul": 2, "conv": 2, "attention": 3, "matmul_packed": 1}
-"""Ops that multiply on tensor cores, and how many of their first operands are factors."""
+"""Ops that multiply numbers of 16 bits, and how many of their first operands are factors."""
 
 _QUANTIZED = frozenset({"matmul_8bit", "conv_8bit", "dequantize"})
 """Ops whose results, integers or not, are activations: what is quantized stands for one."""
@@ -64,9 +65,9 @@ class Nature(IntEnum):
 def narrow(graph: Graph, context: Context) -> Graph:
     """The graph with activations, weights and the operands of products in 16 bits, where --precision asks for it."""
     precision = context.options.precision
-    if context.backend is not None and precision not in context.backend.precisions:
-        known = ", ".join(sorted(context.backend.precisions))
-        context.note(f"programs for {context.target.name} are {known}, not {precision}: that backend has no other")
+    if context.backend is not None and precision not in (known := precisions_of(context.backend, context.target)):
+        has = ", ".join(sorted(known))
+        context.note(f"programs for {context.target.name} are {has}, not {precision}: that target has no other")
         return graph
     half = HALVES.get(precision)
     return graph if half is None else _Narrowing(graph, context, half).run()

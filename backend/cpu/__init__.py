@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from aot.backend.base import Built, Emitted
 from aot.backend.cpu import build as builder
@@ -50,7 +51,11 @@ class CpuBackend:
     splits_sums = False  # likewise a weight
     channel_group = 1
     reads_anywhere = False  # lanes want runs of neighbours
-    precisions: frozenset[str] = frozenset({"fp32"})
+    precisions: frozenset[str] = frozenset({"fp32", "bf16"})
+    precision_features: Mapping[str, str] = MappingProxyType({"bf16": "bf16"})
+    precision_architectures: Mapping[str, tuple[str, ...]] = MappingProxyType(
+        {"bf16": ("x86-64-v4+vnni+bf16", "x86-64-v3")}
+    )
     eight_bit_operands: tuple[DType, DType] = (U8, I8)  # what its dot products multiply
 
     def target(self, architecture: str) -> Target:

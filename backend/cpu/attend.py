@@ -1,7 +1,8 @@
 """Attention kernels: softmax(Q Kᵀ scale + mask) V without the score matrix in memory.
 
 A thread takes blocks of query rows of one head. K is packed into panels once per key head; V is read
-in place where its rows are made of whole panels. The scores of a block lie in scratch, become
+in place where its rows are made of whole panels, from narrow floats too. Queries and keys in bf16 are multiplied as
+pairs where the CPU does, see words.py; exponentials are not rounded. The scores of a block lie in scratch, become
 exponentials there, unnormalised, and are divided by their sum as the result is stored. Up to
 ONE_PASS keys there is one pass over them; beyond, blocks of KEY_BLOCK keys with the recurrence of
 "Online normalizer calculation for softmax" (Milakov and Gimelshein, 2018) bound the scratch.
@@ -17,12 +18,13 @@ from dataclasses import replace
 
 from aot import dims as dimension
 from aot.backend.base import Emitted
-from aot.backend.cpu.code import Code, DimTable, literal, memory_type, register_dtype
+from aot.backend.cpu.code import NARROW_FLOATS, Code, DimTable, literal, memory_type, register_dtype
 from aot.backend.cpu.frame import Epilogue, bytes_moved, fill_halos, kernel_body, thread_share
 from aot.backend.cpu.functions import get
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.render import Renderer, Scope
 from aot.backend.cpu.tile import PANEL, TRANSPOSE, Tile, most_panels, registers_per_panel, split
+from aot.backend.cpu.words import WordTile, are_words
 from aot.dims import Dim
 from aot.errors import CompilerError
 from aot.ir import TensorType
@@ -67,19 +69,31 @@ class _Attend:
         each = registers_per_panel(isa, self.itemsize)
         self.tile_rows = max(r for r in range(1, TILE_ROWS + 1) if most_panels(isa, each, r))
         self.most_panels = min(most_panels(isa, each, self.tile_rows), MOST_PANELS)
+        narrow_v = self.v.dtype in NARROW_FLOATS and self.type == "f32"
         self.direct_v = (
-            self._is_plain(self.v)
+            (self._is_plain(self.v) or narrow_v)
             and self.v.strides[3] == 1
             and isinstance(self.width, int)
             and self.width % PANEL == 0
         )
-        self.plain_q = self._is_plain(self.q)
+        self.v_dtype = None if self._is_plain(self.v) else self.v.dtype
+        self.words = self._has_words()
+        self.plain_q = self._is_plain(self.q) or self.words
         self.score_stride: Dim = dimension.minimum(_round_up(self.keys, PANEL), ONE_PASS) + PANEL
         self.out_stride: Dim = self.panels * PANEL
 
     def _is_plain(self, type_: TensorType) -> bool:
         """Whether elements are in memory as they are computed with."""
         return memory_type(type_.dtype) == self.type
+
+    def _has_words(self) -> bool:
+        """Whether queries and keys are read as words, which K is moved as: pairs of neighbours, of whole rows."""
+        q, k = self.q, self.k
+        return (
+            are_words(self.isa, self.root.accumulate, q.dtype, k.dtype)
+            and all(isinstance(even, int) and even % 2 == 0 for even in (self.depth, k.strides[2]))
+            and (q.strides[3], k.strides[3]) == (1, 1)
+        )
 
     # Sizes.
 
@@ -92,7 +106,7 @@ class _Attend:
     def _scratch(self) -> list[tuple[str, Dim]]:
         """The parts of a thread's scratch, in elements; each a multiple of a panel."""
         return [
-            ("key_panels", _round_up(self.keys, PANEL) * self.depth),
+            ("key_panels", _round_up(self.keys, PANEL) * self._panel_depth()),
             ("value_panels", 0 if self.direct_v else self.keys * self.panels * PANEL),
             ("query_rows", 0 if self.plain_q else _round_up(self.depth * BLOCK_ROWS, PANEL)),
             ("scores", self.score_stride * BLOCK_ROWS),
@@ -100,7 +114,11 @@ class _Attend:
             ("part", self.out_stride * BLOCK_ROWS),
         ]
 
-    def _tiles(self) -> tuple[Tile, Tile]:
+    def _panel_depth(self) -> Dim:
+        """Rows of a panel of keys, each 16 numbers, or words, of 32 bits or more."""
+        return self.depth // 2 if self.words and isinstance(self.depth, int) else self.depth
+
+    def _tiles(self) -> tuple[Tile | WordTile, Tile]:
         """The tile of Q Kᵀ and that of P V."""
         params: list[str] = []
 
@@ -119,10 +137,16 @@ class _Attend:
             (str(PANEL), text(self.v.strides[2])) if self.direct_v else (text(self.keys * PANEL), str(PANEL))
         )
         value = replace(
-            base, loops=(("t_count", "1"),), row_stride=text(self.score_stride), panel_stride=v_panel, step=v_step
-        )
+            base, loops=(("t_count", "1"),), row_stride=text(self.score_stride), panel_stride=v_panel, step=v_step,
+            w_dtype=self.v_dtype if self.direct_v else None,
+        )  # fmt: skip
         common = tuple(params)
-        return replace(base, params=common), replace(value, params=(*common, "t_count"))
+        score: Tile | WordTile = replace(base, params=common)
+        if self.words:
+            score = WordTile(
+                self.isa, self.q.dtype, self.k.dtype, ((depth, "1"),), q_rows, text(self.depth * PANEL), common
+            )
+        return score, replace(value, params=(*common, "t_count"))
 
     # Text.
 
@@ -135,7 +159,7 @@ class _Attend:
             fill_halos(renderer)
             self._loops(body, renderer, scores, values)
         code = Code()
-        for line in (*scores.typedefs, TRANSPOSE if self._transposes() else ""):
+        for line in (*values.typedefs, TRANSPOSE if self._transposes() else ""):
             code.line(line)
         for rows in self._row_sizes():
             for panels in sorted({1, self.most_panels}):
@@ -157,14 +181,14 @@ class _Attend:
         )
 
     def _transposes(self) -> bool:
-        return self._is_plain(self.k) and self.k.strides[3] == 1 and self.type == "f32"
+        return self.words or (self._is_plain(self.k) and self.k.strides[3] == 1 and self.type == "f32")
 
     def _value_groups(self) -> list[int]:
         if isinstance(self.panels, int):
             return sorted(set(split(self.panels, self.most_panels)))
         return [1]
 
-    def _loops(self, code: Code, renderer: Renderer, scores: Tile, values: Tile) -> None:
+    def _loops(self, code: Code, renderer: Renderer, scores: Tile | WordTile, values: Tile) -> None:
         dims, root = self.dims, self.root
         batch, heads = dims.text(self.q.shape[0]), dims.text(self.q.shape[1])
         key_heads = dims.text(self.k.shape[1])
@@ -227,16 +251,17 @@ class _Attend:
         return " + ".join(parts) or "0"
 
     def _pack_keys(self, code: Code) -> None:
-        """key_panels[panel][d][16]: columns are positions."""
-        depth = self.dims.text(self.depth)
+        """key_panels[panel][d][16]: columns are positions. Words are moved as if they were f32."""
+        depth = self.dims.text(self._panel_depth())
         with code.block(f"for (i64 t = 0; t < keys; t += {PANEL})"):
             code.line(f"const i64 left = keys - t < {PANEL} ? keys - t : {PANEL};")
             start = self._at(self.k, {0: "b", 1: "g", 2: "t"})
             stride = self.dims.text(self.k.strides[2])
             if self._transposes():
-                code.line(
-                    f"tile_transpose(p{self.root.k} + {start}, {stride}, left, key_panels + t * {depth}, {depth});"
-                )
+                source = f"p{self.root.k} + {start}"
+                if self.words:
+                    source, stride = f"(const f32 *)({source})", f"{stride} / 2"
+                code.line(f"tile_transpose({source}, {stride}, left, key_panels + t * {depth}, {depth});")
                 return
             with code.block(f"for (i64 d = 0; d < {depth}; d++)"):
                 inner = self._at(self.k, {0: "b", 1: "g", 2: "(t + l)", 3: "d"})
@@ -255,9 +280,8 @@ class _Attend:
 
     def _queries(self, code: Code) -> None:
         if self.plain_q:
-            code.line(
-                f"const {self.type} *const query = p{self.root.q} + {self._at(self.q, {0: 'b', 1: 'h', 2: 's0'})};"
-            )
+            start = self._at(self.q, {0: "b", 1: "h", 2: "s0"})
+            code.line(f"const {memory_type(self.q.dtype)} *const query = p{self.root.q} + {start};")
             return
         depth = self.dims.text(self.depth)
         inner = self._at(self.q, {0: "b", 1: "h", 2: "(s0 + i)", 3: "d"})
@@ -277,8 +301,8 @@ class _Attend:
                     code.line(f"case {rows}: {call(rows)} break;")
             code.line("i += r;")
 
-    def _score_tiles(self, code: Code, tile: Tile) -> None:
-        depth = self.dims.text(self.depth)
+    def _score_tiles(self, code: Code, tile: Tile | WordTile) -> None:
+        depth = self.dims.text(self._panel_depth())
         row = tile.row_stride
         arguments = "".join(f", {p}" for p in tile.params)
         code.line(f"const i64 first = t0 / {PANEL}, end = (t0 + t_count + {PANEL - 1}) / {PANEL};")
@@ -356,7 +380,7 @@ class _Attend:
             start = f"p{self.root.v} + {self._at(self.v, {0: 'b', 1: 'g', 2: 't0'})}"
         else:
             start = f"value_panels + t0 * {PANEL}"
-        code.line(f"const {self.type} *const value = {start};")
+        code.line(f"const {tile.w_element} *const value = {start};")
         code.line(f"{self.type} *const target = t0 > 0 ? part : result;")
         if isinstance(self.panels, int):
             first = 0

@@ -7,6 +7,8 @@ group of panels at a time; an A that is computed (a fused prologue) goes to scra
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aot import dims as dimension
 from aot import expr
 from aot.backend.affine import Affine, affine_of, axes_in, flat_offset
@@ -18,18 +20,20 @@ from aot.backend.cpu.panels import MatrixAxis, PackSite, Panels, emit_panels
 from aot.backend.cpu.rows import RowAxis, merge_rows
 from aot.backend.cpu.tile import PANEL, TRANSPOSE
 from aot.backend.cpu.weights import weight_panels
-from aot.backend.cpu.words import ROW_BYTES, WORD, are_words, panel_bytes, words_of
+from aot.backend.cpu.words import ROW_BYTES, WORD_BYTES, are_words, elements_of, panel_elements, unit_of, words_of
 from aot.dims import Dim
-from aot.dtypes import DType
+from aot.dtypes import BF16, F32, DType
 from aot.errors import CompilerError
 from aot.expr import Expr
 from aot.kernel import ContractRoot, Kernel
 from aot.program import RecipeOp, RecipeStep
 
+FEW_COLUMNS = PANEL // 2
+
 
 def plain_load(kernel: Kernel, value: Expr, dtype: DType) -> Affine | None:
     """The flat offset of a value that is an unguarded load of that element type with an affine index, else None."""
-    if value.op != "load" or value.dtype != dtype or register_dtype(dtype) != dtype:
+    if value.op != "load" or value.dtype != dtype:
         return None
     type_ = kernel.inputs[value.payload].type
     if len(value.args) > type_.rank:
@@ -38,12 +42,11 @@ def plain_load(kernel: Kernel, value: Expr, dtype: DType) -> Affine | None:
     return None if offset.rest else offset
 
 
-def _pack(kernel: Kernel, root: ContractRoot, batch: tuple[int, ...], dots: bool) -> PackedOperand | None:
+def _pack(kernel: Kernel, root: ContractRoot, batch: tuple[int, ...], dots: bool, word: int) -> PackedOperand | None:
     """B as panels, or as [batch…, N, K], if it is a constant that nothing else reads.
 
-    A panel is [K, 16], or for words of 8-bit elements [K / 4, 16, 4].
+    A panel is [K, 16], or for words of `word` elements, if that is not 0, [K / word, 16, word].
     """
-    words = are_words(root.accumulate, root.a.dtype, root.b.dtype)
     value = root.b.args[0] if root.b.op == "cast" else root.b
     if value.op != "load" or not kernel.inputs[value.payload].constant:
         return None
@@ -63,17 +66,17 @@ def _pack(kernel: Kernel, root: ContractRoot, batch: tuple[int, ...], dots: bool
         if sum_.rest or sum_.constant != 0 or not all(isinstance(f, int) and f >= 0 for f in factors):
             return None
         *outer, k, n = (int(f) for f in factors if isinstance(f, int))
-        inner = (n, k) if dots else (n * PANEL, k * WORD, n, k) if words else (n * PANEL, k, n)
+        inner = (n, k) if dots else (n * PANEL, k * word, n, k) if word else (n * PANEL, k, n)
         coefficients.append((*outer, *inner))
     *outer_extents, k_extent, n_extent = (int(e) for e in extents if isinstance(e, int))
     panels = -(-n_extent // PANEL)
-    if words and not dots:
-        inner_extents: tuple[int, ...] = (panels, -(-k_extent // WORD), PANEL, WORD)
+    if word and not dots:
+        inner_extents: tuple[int, ...] = (panels, -(-k_extent // word), PANEL, word)
     else:
         inner_extents = (n_extent, k_extent) if dots else (panels, k_extent, PANEL)
     shape = (*outer_extents, *inner_extents)
     steps: list[RecipeStep] = []
-    dtype = source.dtype if words else root.accumulate
+    dtype = root.b.dtype if word else root.accumulate
     if source.dtype != dtype:
         steps.append(RecipeStep(RecipeOp.CAST, dtype=dtype.number))
     steps.append(RecipeStep(RecipeOp.PACK, shape=shape, coefficients=tuple(coefficients)))
@@ -91,7 +94,10 @@ def emit_contract(kernel: Kernel, isa: Isa) -> Emitted:
         raise CompilerError(f"{kernel.name}: an operand of a contraction runs over the other's axis")
     matrices = tuple(axis for axis in root.batch if axis in moving and kernel.axes[axis].extent != 1)
     row_axes = [axis for axis in root.batch if axis not in matrices] + [root.m]
-    words = are_words(accumulate, root.a.dtype, root.b.dtype)
+    if are_words(isa, accumulate, root.a.dtype, root.b.dtype):
+        root = replace(root, a=_worth_rounding(root.a, kernel.axes[root.n].extent))
+    words = are_words(isa, accumulate, root.a.dtype, root.b.dtype)
+    word = elements_of(root.b.dtype) if words else 0
     offset = plain_load(kernel, root.a, root.a.dtype if words else accumulate)
     if words and offset and kernel.axes[root.k].extent != 1 and offset.coefficients.get(root.k) != 1:
         offset = None  # words are neighbours: rows are put together in scratch
@@ -102,14 +108,14 @@ def emit_contract(kernel: Kernel, isa: Isa) -> Emitted:
     summed = kernel.axes[root.k].extent
     columns = kernel.axes[root.n].extent
     loops = ((summed, 1 if words or offset is None else offset.coefficients.get(root.k, 0)),)
-    dots = prefers_dots(isa, accumulate.itemsize_bytes, columns, loops, words)
+    dots = prefers_dots(isa, accumulate.itemsize_bytes, columns, loops, word)
     weight = weight_panels(kernel, root)
     dots = dots and weight is None
-    packed = None if weight is not None else _pack(kernel, root, matrices, dots)
+    packed = None if weight is not None else _pack(kernel, root, matrices, dots, word)
     dots = dots and packed is not None
     w_stride: Dim = summed * (columns if dots else PANEL * dimension.ceildiv(columns, PANEL))
     if words and not dots:
-        w_stride = panel_bytes((summed,)) * dimension.ceildiv(columns, PANEL)
+        w_stride = panel_elements((summed,), root.b.dtype) * dimension.ceildiv(columns, PANEL)
     axes: list[MatrixAxis] = []
     for axis in reversed(matrices):
         a_stride = offset.coefficients.get(axis, 0) if offset else 0
@@ -142,6 +148,16 @@ def emit_contract(kernel: Kernel, isa: Isa) -> Emitted:
         )
     )
     return emitted
+
+
+def _worth_rounding(left: Expr, columns: Dim) -> Expr:
+    """A left factor without its rounding to bf16, where that costs more than products of pairs save.
+
+    What lies in f32 is put into scratch, rounded. For up to FEW_COLUMNS it is multiplied as it lies: in f32 these need
+    half a panel.
+    """
+    is_few = isinstance(columns, int) and columns <= FEW_COLUMNS
+    return left.args[0] if is_few and left.op == "cast" and left.args[0].dtype == F32 else left
 
 
 def _is_transposed(kernel: Kernel, root: ContractRoot) -> bool:
@@ -194,10 +210,12 @@ def _fill(problem: Panels, site: PackSite) -> None:
 
 
 def _fill_words(problem: Panels, site: PackSite) -> None:
-    """Packs panels of words of a B that is not constant: by blocks of columns, four rows at a time."""
+    """Packs panels of words of a B that is not constant: by blocks of columns, a word's rows at a time."""
     root, code, lanes = problem.kernel.root, site.code, problem.isa.lanes
     assert isinstance(root, ContractRoot) and problem.b is not None
-    summed, words = site.dims.text(problem.summed), site.dims.text(words_of(problem.summed))
+    dtype = root.b.dtype
+    word, unit = elements_of(dtype), unit_of(dtype)
+    summed, words = site.dims.text(problem.summed), site.dims.text(words_of(problem.summed, dtype))
     offset = plain_load(problem.kernel, root.b, root.b.dtype)
     along = offset is not None and offset.coefficients.get(root.k) == 1
     with code.block(f"for (i64 p = 0; p < {site.count}; p++)"):
@@ -208,42 +226,42 @@ def _fill_words(problem: Panels, site: PackSite) -> None:
             place = site.scope.offset_text(Affine(offset.constant, start))
             with code.block(f"for (i64 l = 0; l < {PANEL}; l++)"):
                 code.line(f"const i64 n = ({site.first} + p) * {PANEL} + l;")
-                code.line(f"u8 *const target = panel + l * {WORD};")
+                code.line(f"u8 *const target = panel + l * {WORD_BYTES};")
                 with code.block("if (n >= columns)"):
                     code.line(f"for (i64 k = 0; k < {words}; k++) *(word_u *)(target + k * {ROW_BYTES}) = 0;")
                     code.line("continue;")
-                code.line(f"const u8 *const source = (const u8 *)p{root.b.payload} + {place} + n * {n_stride};")
+                code.line(f"const {unit} *const source = (const {unit} *)p{root.b.payload} + {place} + n * {n_stride};")
                 code.line("i64 k = 0;")
-                code.line(f"for (; k < {summed} / {WORD}; k++)")
-                code.line(f"  *(word_u *)(target + k * {ROW_BYTES}) = word_whole(source + k * {WORD});")
-                code.line(f"if ({summed} % {WORD})")
-                code.line(
-                    f"  *(word_u *)(target + k * {ROW_BYTES}) = word_part(source + k * {WORD}, {summed} % {WORD});"
-                )
+                code.line(f"for (; k < {summed} / {word}; k++)")
+                code.line(f"  *(word_u *)(target + k * {ROW_BYTES}) = word_whole_{unit}(source + k * {word});")
+                code.line(f"if ({summed} % {word})")
+                part = f"word_rest_{unit}(source + k * {word}, {summed} % {word})"
+                code.line(f"  *(word_u *)(target + k * {ROW_BYTES}) = {part};")
             return
         with code.block(f"for (i64 j = 0; j < {PANEL}; j += {lanes})"):
             code.line(f"const i64 n = ({site.first} + p) * {PANEL} + j;")
-            code.line(f"u8 *const target = panel + j * {WORD};")
+            code.line(f"u8 *const target = panel + j * {WORD_BYTES};")
 
             def row(element: int, count: str | None) -> None:
-                axes = {root.k: f"(k * {WORD} + {element})", root.n: "n"}
+                axes = {root.k: f"(k * {word} + {element})", root.n: "n"}
                 scope = site.renderer.scope(axes, root.n, count, parent=site.scope, code=code)
                 value = scope.value(problem.b) if problem.b is not None else ""
-                shift = f" << {8 * element}" if element else ""
-                code.line(f"word |= (v_u32)widen_u8_i32((v_u8){value}){shift};")
+                bits = _bf16_bits(problem.b, value) if dtype == BF16 else f"(v_u32)widen_u8_i32((v_u8){value})"
+                shift = f" << {dtype.bits * element}" if element else ""
+                code.line(f"word |= {bits}{shift};")
 
             def columns(count: str | None) -> None:
                 code.line("i64 k = 0;")
-                with code.block(f"for (; k < {summed} / {WORD}; k++)"):
+                with code.block(f"for (; k < {summed} / {word}; k++)"):
                     code.line("v_u32 word = {0};")
-                    for element in range(WORD):
+                    for element in range(word):
                         with code.block():
                             row(element, count)
                     code.line(f"store_u32((u32 *)(target + k * {ROW_BYTES}), word);")
-                with code.block(f"if ({summed} % {WORD})"):
+                with code.block(f"if ({summed} % {word})"):
                     code.line("v_u32 word = {0};")
-                    for element in range(WORD - 1):
-                        with code.block(f"if ({summed} % {WORD} > {element})"):
+                    for element in range(word - 1):
+                        with code.block(f"if ({summed} % {word} > {element})"):
                             row(element, count)
                     code.line(f"store_u32((u32 *)(target + k * {ROW_BYTES}), word);")
 
@@ -254,3 +272,10 @@ def _fill_words(problem: Panels, site: PackSite) -> None:
                 columns("count")
             with code.block("else"), code.block(f"for (i64 k = 0; k < {words}; k++)"):
                 code.line(f"store_u32((u32 *)(target + k * {ROW_BYTES}), splat_u32(0));")
+
+
+def _bf16_bits(value: Expr | None, text: str) -> str:
+    """C text of the bits of a block of bf16, as u32; what is loaded is one already, what is computed is rounded."""
+    if value is not None and value.op == "load":
+        return f"((v_u32){text} >> 16)"
+    return f"__builtin_convertvector(narrow_bf16({text}), v_u32)"

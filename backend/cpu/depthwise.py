@@ -17,7 +17,7 @@ from aot.backend.cpu.functions import get
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.render import Renderer, Scope
 from aot.backend.cpu.tile import PANEL, split
-from aot.backend.cpu.words import are_words
+from aot.backend.cpu.words import are_bytes
 from aot.dims import Dim
 from aot.dtypes import I8, I16
 from aot.errors import CompilerError
@@ -33,7 +33,7 @@ def _pack(kernel: Kernel, root: WindowRoot, shape: tuple[int, ...]) -> PackedOpe
     """Weights [O, 1, k…] as [k…, O padded to 16]; in 8 bits, two taps of a kernel row become a pair of 16 bits."""
     outputs, _, *window = shape
     padded = -(-outputs // PANEL) * PANEL
-    if are_words(root.accumulate, kernel.inputs[root.w].type.dtype):
+    if are_bytes(root.accumulate, kernel.inputs[root.w].type.dtype):
         *leading, taps = window
         pairs = (*leading, -(-taps // 2), padded, 2)
         places = [[int(p == d) for p in range(len(pairs))] for d in range(len(pairs) - 1)]
@@ -77,7 +77,7 @@ class _Depthwise:
         self.dtype = register_dtype(root.accumulate).name
         self.element = memory_type(self.x.dtype)
         self.summed = memory_type(root.accumulate)
-        self.words = are_words(root.accumulate, self.x.dtype, kernel.inputs[root.w].type.dtype)
+        self.words = are_bytes(root.accumulate, self.x.dtype, kernel.inputs[root.w].type.dtype)
         if not self.words and register_dtype(self.x.dtype) != register_dtype(root.accumulate):
             raise CompilerError(f"{kernel.name}: a convolution of {self.x.dtype} with sums in {root.accumulate}")
         registers = isa.registers // max(isa.lanes * root.accumulate.itemsize_bytes // isa.vector_bytes, 1)

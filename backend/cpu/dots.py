@@ -22,12 +22,10 @@ MOST_COLUMNS = 6
 FOLD_CYCLES = 20
 
 
-def prefers_dots(
-    isa: Isa, itemsize_bytes: int, columns: Dim, loops: Sequence[tuple[Dim, Dim]], words: bool = False
-) -> bool:
+def prefers_dots(isa: Isa, itemsize_bytes: int, columns: Dim, loops: Sequence[tuple[Dim, Dim]], word: int = 0) -> bool:
     """Whether dot products are modelled faster than a panel; `loops` are merged, all extents must be known.
 
-    `words`: of 8-bit integers, see words.py.
+    `word`: elements of a word, where products are of words, see words.py.
     """
     if not isinstance(columns, int) or not 0 < columns <= MOST_COLUMNS:
         return False
@@ -36,8 +34,8 @@ def prefers_dots(
         return False
     *outer, run = extents
     times = prod(outer)
-    if words:
-        return columns * (times * -(-run // isa.vector_bytes) + FOLD_CYCLES) < times * -(-run // 4)
+    if word:
+        return columns * (times * -(-run // (isa.lanes * word)) + FOLD_CYCLES) < times * -(-run // word)
     each = max(isa.lanes * itemsize_bytes // isa.vector_bytes, 1)
     steps = times * -(-run // isa.lanes) * each
     dots = columns * (steps / 2 + FOLD_CYCLES)

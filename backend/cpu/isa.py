@@ -49,6 +49,11 @@ class Isa:
         return "vnni" in self.features
 
     @property
+    def has_bf16(self) -> bool:
+        """Whether two products of bf16 are one instruction with their sum in f32 (AVX-512 BF16)."""
+        return "bf16" in self.features
+
+    @property
     def target(self) -> Target:
         return Target("cpu", self.name, self.features, self.numbers)
 

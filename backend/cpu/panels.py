@@ -30,7 +30,7 @@ from aot.backend.cpu.frame import (
     thread_share,
 )
 from aot.backend.cpu.isa import Isa
-from aot.backend.cpu.render import Renderer, Scope
+from aot.backend.cpu.render import Renderer, Scope, to_store
 from aot.backend.cpu.rows import RowAxis
 from aot.backend.cpu.tile import (
     MOST_ROWS,
@@ -43,7 +43,7 @@ from aot.backend.cpu.tile import (
     split,
 )
 from aot.backend.cpu.weights import DIRECT_ROWS, WeightPanels, direct_panels
-from aot.backend.cpu.words import ROW_BYTES, WordDotTile, WordTile, are_words, panel_bytes, registers_of_tiles
+from aot.backend.cpu.words import ROW_BYTES, WordDotTile, WordTile, panel_elements, registers_of_tiles
 from aot.dims import Dim
 from aot.dtypes import DType
 from aot.expr import Expr
@@ -79,7 +79,8 @@ class Panels:
     writes the code that packs the panels of one group into scratch.
     `dots`: W is packed for dot products (see dots.py), not in panels.
     `weight`: W is made of these panels: by `fill`, or for a few rows where it is multiplied; see weights.py.
-    `w_dtype`: the type of W in panels, if that is not `accumulate`: of 8 bits, then A is too; see words.py.
+    `w_dtype`: the type of W in panels, if that is not `accumulate`: products are of words then, and A is narrow too;
+    see words.py.
     `columns`: of one matrix. `unique_bytes_per_row`: of A, for the order of loops.
     """
 
@@ -140,7 +141,7 @@ class _Emitter:
         self.dims = DimTable()
         self.element = memory_type(problem.accumulate)
         self.w_dtype = problem.w_dtype or problem.accumulate
-        self.words = are_words(problem.accumulate, self.w_dtype)
+        self.words = problem.w_dtype is not None
         self.scratch_dtype = problem.accumulate
         if self.words and problem.a_value is not None:
             self.scratch_dtype = problem.a_value.dtype
@@ -177,7 +178,7 @@ class _Emitter:
         self.summed = self.dims.text(problem.summed)
         self.panel_elements = problem.summed * PANEL
         if self.words:
-            self.panel_elements = panel_bytes(tuple(extent for extent, _ in self.loops))
+            self.panel_elements = panel_elements(tuple(extent for extent, _ in self.loops), self.w_dtype)
         self.tile: Tile | DotTile | WordTile | WordDotTile = self._tile(row_stride)
         # Where sums of words start depends on the panels, which then are summed for each group of them.
         self.starts = isinstance(self.tile, WordTile) and self.tile.is_flipped
@@ -618,8 +619,8 @@ class _Emitter:
                     def block(count: str | None) -> None:
                         assert problem.a_value is not None
                         scope = renderer.scope({problem.k: "k"}, problem.k, count, parent=row_scope, code=code)
-                        value = scope.value(problem.a_value)
-                        name = register_dtype(self.scratch_dtype).name
+                        value = scope.value(to_store(problem.a_value, self.scratch_dtype))
+                        name = self.scratch_dtype.name
                         ending = f", {value})" if count is None else f", {value}, {count})"
                         code.line(f"{'store' if count is None else 'storen'}_{name}(target + k{ending};")
 

@@ -18,6 +18,7 @@ from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.mathematics import math_functions
 from aot.backend.cpu.sorting import sort_functions
 from aot.backend.cpu.words import word_functions, word_types
+from aot.dtypes import BF16, DType
 
 WIDTHS = {"f32": 4, "f64": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "u8": 1, "u16": 2, "u32": 4, "u64": 8}
 INTEGERS = ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
@@ -120,39 +121,75 @@ def _memory(isa: Isa) -> str:
         f' __asm__("vcvtph2ps %1, %0" : "={constraint}"(r) : "{constraint}"(h)); return r; }}\n'
         f'static v_u16 narrow_f16(v_f32 v) {{ v_u16 r; __asm__("vcvtps2ph $0, %1, %0" : "={constraint}"(r) :'
         f' "{constraint}"(v)); return r; }}\n'
-        "static v_f32 widen_bf16(v_u16 h) { return (v_f32)(__builtin_convertvector(h, v_u32) << 16); }\n"
-        "static v_u16 narrow_bf16(v_f32 v) { const v_u32 b = (v_u32)v; const v_i32 nan = (v_i32)(v != v);\n"
-        "  const v_u32 r = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16; const v_u32 q = (b >> 16) | 64u;\n"
-        "  return __builtin_convertvector((v_u32)(((v_i32)r & ~nan) | ((v_i32)q & nan)), v_u16); }\n"
     )
+    out.append(_widen_bf16(isa))
+    if isa.has_bf16:  # takes subnormals for zeros, as do the products of what it makes
+        out.append(
+            'static v_u16 narrow_bf16(v_f32 v) { v_u16 r; __asm__("vcvtneps2bf16 %1, %0" : "=v"(r) : "v"(v));'
+            " return r; }\n"
+        )
+    else:
+        out.append(
+            "static v_u16 narrow_bf16(v_f32 v) { const v_u32 b = (v_u32)v; const v_i32 nan = (v_i32)(v != v);\n"
+            "  const v_u32 r = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16; const v_u32 q = (b >> 16) | 64u;\n"
+            "  return __builtin_convertvector((v_u32)(((v_i32)r & ~nan) | ((v_i32)q & nan)), v_u16); }\n"
+        )
     out += [_float8("f8e4m3", 3, 7, 0x7F, 0x7F), _float8("f8e5m2", 2, 15, 0x7E, 0x7C)]
     for dtype, memory in NARROW_FLOATS.items():
         name = dtype.name
+        if dtype != BF16:
+            out.append(f"static v_f32 load_{name}(const {memory} *p) {{ return widen_{name}(load_{memory}(p)); }}\n")
         out.append(
-            f"static v_f32 load_{name}(const {memory} *p) {{ return widen_{name}(load_{memory}(p)); }}\n"
             f"static v_f32 loadn_{name}(const {memory} *p, i64 n) {{ return widen_{name}(loadn_{memory}(p, n)); }}\n"
             f"static v_f32 loadr_{name}(const {memory} *p, i64 lo, i64 hi) {{\n"
             f"  return widen_{name}(loadr_{memory}(p, lo, hi)); }}\n"
             f"static void store_{name}({memory} *p, v_f32 v) {{ store_{memory}(p, narrow_{name}(v)); }}\n"
             f"static void storen_{name}({memory} *p, v_f32 v, i64 n) {{ storen_{memory}(p, narrow_{name}(v), n); }}\n"
             f"static v_f32 round_{name}(v_f32 v) {{ return widen_{name}(narrow_{name}(v)); }}\n"
-            f"static f32 get_{name}(const {memory} *p) {{ return widen_{name}(splat_{memory}(*p))[0]; }}\n"
+            f"static f32 get_{name}(const {memory} *p) {{ {_get(dtype)} }}\n"
             f"static void put_{name}({memory} *p, f32 x) {{ *p = narrow_{name}(splat_f32(x))[0]; }}\n"
         )
-    narrow = {dtype.name: memory for dtype, memory in NARROW_FLOATS.items()}
-    for name in (*WIDTHS, "bool", *narrow):
-        memory = {"bool": "u8", **narrow}.get(name, name)
-        held = {"bool": "i32", **dict.fromkeys(narrow, "f32")}.get(name, name)
-        get = "p[i * stride]" if name in WIDTHS else f"get_{name}(p + i * stride)"
-        put = "p[i * stride] = v[i];" if name in WIDTHS else f"put_{name}(p + i * stride, v[i]);"
-        sign = "-" if name == "bool" else ""
+    for name in (*WIDTHS, "bool"):
+        memory, held = ("u8", "i32") if name == "bool" else (name, name)
+        get = "p[i * stride]" if name in WIDTHS else "-get_bool(p + i * stride)"
+        put = "p[i * stride] = v[i];" if name in WIDTHS else "put_bool(p + i * stride, v[i]);"
         out.append(
             f"static v_{held} gather_{name}(const {memory} *p, i64 stride, i64 n) {{ v_{held} r = {{}};\n"
-            f"  for (i64 i = 0; i < n; i++) r[i] = {sign}{get};\n  return r; }}\n"
+            f"  for (i64 i = 0; i < n; i++) r[i] = {get};\n  return r; }}\n"
             f"static void scatter_{name}({memory} *p, i64 stride, v_{held} v, i64 n) {{\n"
             f"  for (i64 i = 0; i < n; i++) {{ {put} }} }}\n"
         )
+    for dtype, memory in NARROW_FLOATS.items():  # a block of them is converted at once
+        name = dtype.name
+        out.append(
+            f"static v_f32 gather_{name}(const {memory} *p, i64 stride, i64 n) {{\n"
+            f"  return widen_{name}(gather_{memory}(p, stride, n)); }}\n"
+            f"static void scatter_{name}({memory} *p, i64 stride, v_f32 v, i64 n) {{\n"
+            f"  scatter_{memory}(p, stride, narrow_{name}(v), n); }}\n"
+        )
     return "".join(out)
+
+
+def _widen_bf16(isa: Isa) -> str:
+    """widen_bf16 and load_bf16: bf16 are upper halves; gcc 12 converts a register of them by halves."""
+    if not isa.is_wide:
+        return (
+            "static v_f32 widen_bf16(v_u16 h) { return (v_f32)(__builtin_convertvector(h, v_u32) << 16); }\n"
+            "static v_f32 load_bf16(const u16 *p) { return widen_bf16(load_u16(p)); }\n"
+        )
+    return (
+        'static v_f32 widen_bf16(v_u16 h) { v_u32 r; __asm__("vpmovzxwd %1, %0" : "=v"(r) : "v"(h));'
+        " return (v_f32)(r << 16); }\n"
+        "static v_f32 load_bf16(const u16 *p) { v_u32 r;\n"
+        '  __asm__("vpmovzxwd %1, %0" : "=v"(r) : "m"(*(const m_u16 *)p)); return (v_f32)(r << 16); }\n'
+    )
+
+
+def _get(dtype: DType) -> str:
+    """C statements that return one narrow float at `p` as an f32: a bf16 is its upper half."""
+    if dtype == BF16:
+        return "const union { u32 bits; f32 number; } r = {(u32)*p << 16}; return r.number;"
+    return f"return widen_{dtype.name}(splat_{NARROW_FLOATS[dtype]}(*p))[0];"
 
 
 def _float8(name: str, mantissa: int, bias: int, nan: int, most: int) -> str:

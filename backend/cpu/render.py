@@ -14,12 +14,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from aot.backend.affine import Affine, flat_offset, lane_limits, step_bounds
-from aot.backend.cpu.code import Code, DimTable, literal, memory_type, register_dtype, register_type, vector_type
+from aot.backend.cpu.code import (
+    NARROW_FLOATS,
+    Code,
+    DimTable,
+    literal,
+    memory_type,
+    register_dtype,
+    register_type,
+    vector_type,
+)
 from aot.backend.cpu.functions import convert, get, lane, put, scalar_call, splat, vector_call
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.quantize import Quantized, match
 from aot.dims import Dim
-from aot.dtypes import I32, I64, DType
+from aot.dtypes import F32, I32, I64, DType
 from aot.errors import CompilerError
 from aot.expr import Expr, cast
 from aot.kernel import Kernel, Store
@@ -437,7 +446,7 @@ class Scope:
         dtype = renderer.kernel.outputs[store.output].type.dtype
         operand = len(renderer.kernel.inputs) + store.output
         offset = renderer.offset(operand, store.indices)
-        text = value if value is not None else self.value(cast(store.value, dtype))
+        text = value if value is not None else self.value(to_store(cast(store.value, dtype), dtype))
         if self.vector is None:
             self.code.line(put(dtype, f"p{operand}", self.offset_text(offset), text))
             return
@@ -458,3 +467,9 @@ class Scope:
             self.code.line(
                 f"scatter_{dtype.name}(p{operand} + {place}, {renderer.dims.text(stride)}, {text}, {count});"
             )
+
+
+def to_store(value: Expr, dtype: DType) -> Expr:
+    """What to compute before a value goes to memory that holds `dtype`: a store rounds to a narrow float by itself."""
+    is_rounding = dtype in NARROW_FLOATS and value.op == "cast" and value.dtype == dtype and value.args[0].dtype == F32
+    return value.args[0] if is_rounding else value

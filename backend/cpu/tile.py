@@ -143,7 +143,7 @@ class Tile:
     `loops`: (extent, stride of A) of the summed loops, outermost first; W advances by `step` for each
     innermost iteration. `row_stride`: of A between rows. `panel_stride`: of W between panels.
     `used`: columns of a panel that are computed, 16, or 8 where a single panel has no more. `a_dtype`:
-    what A holds, where that is not `element`; it is converted as it is read.
+    what A holds, where that is not `element`; it is converted as it is read. `w_dtype`: the same of W, a narrow float.
     """
 
     isa: Isa
@@ -156,6 +156,12 @@ class Tile:
     params: tuple[str, ...] = ()
     used: int = PANEL
     a_dtype: DType | None = None
+    w_dtype: DType | None = None
+
+    @property
+    def w_element(self) -> str:
+        """The C type of W in memory."""
+        return self.element if self.w_dtype is None else memory_type(self.w_dtype)
 
     @property
     def a_element(self) -> str:
@@ -189,7 +195,7 @@ class Tile:
         fixed = self.panel_stride.isdigit()
         starts = [f"w{j}" for j in range(1 if fixed else panels)]
         for j, start in enumerate(starts):
-            code.line(f"const {self.element} *{start} = {w}{f' + {j} * ({self.panel_stride})' if j else ''};")
+            code.line(f"const {self.w_element} *{start} = {w}{f' + {j} * ({self.panel_stride})' if j else ''};")
         fixed_rows = self.row_stride.isdigit()
         self._loop(code, names, a, 0, fixed, fixed_rows, panels)
         return names
@@ -228,7 +234,9 @@ class Tile:
                 for h in range(each):
                     block = f"b{j}_{h}"
                     blocks.append(block)
-                    code.line(f"const tile_v {block} = *(const tile_u *)({base} + {h * self.lanes});")
+                    place = f"{base} + {h * self.lanes}"
+                    value = f"*(const tile_u *)({place})" if self.w_dtype is None else f"load_{self.w_dtype}({place})"
+                    code.line(f"const tile_v {block} = {value};")
             for i in range(rows):
                 pointer, offset = ("a0", str(i * int(self.row_stride))) if fixed_rows else (f"a{i}", "0")
                 place = f"{pointer}[{offset}]" if self.a_dtype is None else get(self.a_dtype, pointer, offset)
@@ -242,7 +250,7 @@ class Tile:
         """A static function name(a, w, c, c_stride, params…) that computes a tile into memory at c."""
         code = Code()
         params = "".join(f", const i64 {p}" for p in self.params)
-        operands = f"const {self.a_element} *restrict a, const {self.element} *restrict w"
+        operands = f"const {self.a_element} *restrict a, const {self.w_element} *restrict w"
         head = f"static __attribute__((noinline)) void {name}({operands}"
         with code.block(f"{head}, {self.element} *restrict c, const i64 c_stride{params})"):
             names = self.body(code, rows, panels)

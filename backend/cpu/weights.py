@@ -18,7 +18,7 @@ from aot.backend.cpu.code import Code, memory_type
 from aot.backend.cpu.functions import get
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.tile import PANEL
-from aot.backend.cpu.words import ROW_BYTES, WORD
+from aot.backend.cpu.words import ROW_BYTES, WORD_BYTES
 from aot.dtypes import F32, DType
 from aot.kernel import ContractRoot, Kernel, PackedWeight
 from aot.ops.quantized import NIBBLE_ZERO
@@ -51,7 +51,7 @@ class WeightPanels:
     @property
     def word_rows(self) -> int:
         """Rows in a word."""
-        return WORD * 8 // self.weight.bits
+        return WORD_BYTES * 8 // self.weight.bits
 
     @property
     def blocks(self) -> int:
@@ -75,8 +75,8 @@ class WeightPanels:
         """What the operands are packed as."""
         weight = self.weight
         source = kernel.inputs[weight.w].type.dtype
-        shape = (self.panels, self.panel_bytes // ROW_BYTES, PANEL, WORD)
-        words = RecipeStep(RecipeOp.PACK, shape=shape, coefficients=((0, WORD, 0, 1), (PANEL, 0, 1, 0)))
+        shape = (self.panels, self.panel_bytes // ROW_BYTES, PANEL, WORD_BYTES)
+        words = RecipeStep(RecipeOp.PACK, shape=shape, coefficients=((0, WORD_BYTES, 0, 1), (PANEL, 0, 1, 0)))
         found = {weight.w: PackedOperand((words,), source.number, shape)}
         for number in (weight.scale, weight.zero):
             if number is not None:
@@ -197,7 +197,8 @@ class WeightPanels:
                         at = f"{i} * {row_stride} + {place}" if i else place
                         code.line(f"const f32 x{i} = {get(a_dtype, 'a', f'({at})')};")
                     for j, h in blocks:
-                        word = f"load_u32((const u32 *)(words + {j * self.panel_bytes + h * WORD} + g * {ROW_BYTES}))"
+                        place = f"words + {j * self.panel_bytes + h * WORD_BYTES} + g * {ROW_BYTES}"
+                        word = f"load_u32((const u32 *)({place}))"
                         code.line(f"{{ const v_u32 v = {word};")
                         code.line(f"const v_f32 t = {self._float(row, 'v')} - z{j}_{h};")
                         code.line(" ".join(f"d{i}_{j}_{h} += x{i} * t;" for i in range(rows)) + " }")
@@ -226,7 +227,7 @@ class WeightPanels:
 
     def _fill_word(self, code: Code, height: int, lanes: int) -> None:
         for h in range(0, PANEL, lanes):
-            code.line(f"const v_u32 v{h} = load_u32((const u32 *)(words + {h * WORD}));")
+            code.line(f"const v_u32 v{h} = load_u32((const u32 *)(words + {h * WORD_BYTES}));")
             for row in range(height):
                 number = f"({self._float(row, f'v{h}')} - ({self._zero(row, f'zeros + {h}')}))"
                 code.line(f"store_f32(target + {row * PANEL + h}, {number} * s{h});")

@@ -21,7 +21,7 @@ from aot.backend.cpu.panels import MatrixAxis, PackSite, Panels, emit_panels
 from aot.backend.cpu.rows import RowAxis, merge_rows
 from aot.backend.cpu.tile import PANEL, merge_loops
 from aot.backend.cpu.winograd import emit_winograd, prefers_winograd
-from aot.backend.cpu.words import ROW_BYTES, WORD, are_words, panel_bytes, words_of
+from aot.backend.cpu.words import are_words, elements_of, panel_elements, unit_of, words_of
 from aot.dims import Dim
 from aot.errors import CompilerError
 from aot.ir import TensorType
@@ -44,7 +44,7 @@ def is_constant_weight(kernel: Kernel, root: WindowRoot) -> bool:
     return kernel.inputs[root.w].constant and all(node.payload != root.w for node in loads)
 
 
-def _pack(kernel: Kernel, root: WindowRoot, shape: Sequence[int], dots: bool) -> PackedOperand:
+def _pack(kernel: Kernel, root: WindowRoot, shape: Sequence[int], dots: bool, words: bool) -> PackedOperand:
     """Weights [O, Cg, k…] as panels [G, ceil(Og / 16), loops…, 16], or as [G, Og, loops…]; see `_loop_order`."""
     outputs, channels, *window = shape
     groups = root.groups
@@ -64,28 +64,29 @@ def _pack(kernel: Kernel, root: WindowRoot, shape: Sequence[int], dots: bool) ->
         RecipeStep(RecipeOp.PACK, shape=packed, coefficients=rows),
     ]
     source = kernel.inputs[root.w].type.dtype
-    dtype = source if are_words(root.accumulate, source) else root.accumulate
+    dtype = source if words else root.accumulate
     if source != dtype:
         steps.insert(0, RecipeStep(RecipeOp.CAST, dtype=dtype.number))
     return PackedOperand(tuple(steps), dtype.number, packed)
 
 
 def _pack_words(kernel: Kernel, root: WindowRoot, shape: Sequence[int], extents: Sequence[int]) -> PackedOperand:
-    """8-bit weights [O, Cg, k…] as panels of words [G, ceil(Og / 16), …, ceil(run / 4), 16, 4].
+    """Narrow weights [O, Cg, k…] as panels of words [G, ceil(Og / 16), …, ceil(run / word), 16, word].
 
     `extents`: of the merged summed loops, of which the last is the run.
     """
-    moved = _pack(kernel, root, shape, dots=True)  # [G, Og, summed…]
+    word = elements_of(kernel.inputs[root.w].type.dtype)
+    moved = _pack(kernel, root, shape, dots=True, words=True)  # [G, Og, summed…]
     groups, per_group, *_ = moved.shape
     *outer, run = extents
-    packed = (groups, -(-per_group // PANEL), *outer, -(-run // WORD), PANEL, WORD)
+    packed = (groups, -(-per_group // PANEL), *outer, -(-run // word), PANEL, word)
     width = len(packed)
     rows = [[0] * width for _ in range(2 + len(extents))]
     rows[0][0] = 1
     rows[1][1], rows[1][-2] = PANEL, 1
     for number in range(len(outer)):
         rows[2 + number][2 + number] = 1
-    rows[-1][-3], rows[-1][-1] = WORD, 1
+    rows[-1][-3], rows[-1][-1] = word, 1
     return PackedOperand(
         (
             *moved.recipe,
@@ -105,7 +106,10 @@ def _loop_order(x: TensorType) -> list[int]:
 
 
 def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:
-    """C for a kernel with a WindowRoot. `exact` forbids Winograd, which reassociates sums."""
+    """C for a kernel with a WindowRoot. `exact` forbids Winograd, which reassociates sums.
+
+    Where `operand` of the root asks that an x in f32 be rounded, it is multiplied as it lies, which is no slower.
+    """
     root = kernel.root
     if not isinstance(root, WindowRoot):
         raise CompilerError(f"{kernel.name}: not a convolution")
@@ -136,25 +140,26 @@ def emit_window(kernel: Kernel, isa: Isa, exact: bool = False) -> Emitted:
     summed = dimension.product([channels, *window])
     panels = -(-per_group // PANEL)
     w_dtype = kernel.inputs[root.w].type.dtype
-    words = are_words(root.accumulate, x.dtype, w_dtype)
+    words = are_words(isa, root.accumulate, x.dtype, w_dtype)
+    word = elements_of(w_dtype) if words else 0
     run_extents = [int(str(extent)) for extent, _ in merge_loops(loops)]
     dots = (
         constant
         and (words or x.dtype == root.accumulate)
-        and prefers_dots(isa, root.accumulate.itemsize_bytes, per_group, merge_loops(loops), words)
+        and prefers_dots(isa, root.accumulate.itemsize_bytes, per_group, merge_loops(loops), word)
     )
     matrices: tuple[MatrixAxis, ...] = ()
     if root.groups > 1:
         w_stride = summed * (per_group if dots else panels * PANEL)
         if words and not dots:
-            w_stride = panels * panel_bytes(tuple(run_extents))
+            w_stride = panels * panel_elements(tuple(run_extents), w_dtype)
         matrices = (MatrixAxis(None, root.groups, channels * strides[1], w_stride),)
     if not constant:
         packed = None
     elif words and not dots:
         packed = _pack_words(kernel, root, (outputs, channels, *window), run_extents)
     else:
-        packed = _pack(kernel, root, (outputs, channels, *window), dots)
+        packed = _pack(kernel, root, (outputs, channels, *window), dots, words)
     return emit_panels(
         Panels(
             kernel=merged,
@@ -209,21 +214,23 @@ def _fill_words(problem: Panels, site: PackSite) -> None:
     strides = [site.dims.text(stride) for stride in type_.strides]
     group = f"{site.matrix[0]} * columns + " if site.matrix else ""
     run, _ = merge_loops(problem.loops)[-1]
-    bytes_ = site.dims.text(panel_bytes(tuple(extent for extent, _ in merge_loops(problem.loops))))
+    word, unit = elements_of(type_.dtype), unit_of(type_.dtype)
+    size = site.dims.text(panel_elements(tuple(extent for extent, _ in merge_loops(problem.loops)), type_.dtype))
     order = _loop_order(problem.kernel.inputs[root.x].type)
     with code.block(f"for (i64 p = 0; p < {site.count}; p++)"):
         code.line(f"const i64 n = ({site.first} + p) * {PANEL};")
-        code.line(f"u8 *const panel = (u8 *){site.target} + p * {bytes_};")
-        code.line(f"for (i64 e = 0; e < {bytes_}; e++) panel[e] = 0;")
-        base = f"(const u8 *)p{root.w} + {site.dims.text(type_.origin_elements)} + ({group}n) * {strides[0]}"
-        code.line(f"const u8 *const base = {base};")
+        code.line(f"{unit} *const panel = ({unit} *){site.target} + p * {size};")
+        code.line(f"for (i64 e = 0; e < {size}; e++) panel[e] = 0;")
+        base = f"(const {unit} *)p{root.w} + {site.dims.text(type_.origin_elements)} + ({group}n) * {strides[0]}"
+        code.line(f"const {unit} *const base = {base};")
         code.line("i64 outer = 0, place = 0;")
         for axis in order:
             code.line(f"for (i64 t{axis} = 0; t{axis} < {site.dims.text(type_.shape[axis])}; t{axis}++)")
         element = " + ".join(f"t{axis} * {strides[axis]}" for axis in order)
         with code.block():
-            row = f"(outer * {site.dims.text(words_of(run))} + place / {WORD}) * {ROW_BYTES} + place % {WORD}"
-            code.line(f"u8 *const target = panel + {row};")
+            words = site.dims.text(words_of(run, type_.dtype))
+            row = f"(outer * {words} + place / {word}) * {word * PANEL} + place % {word}"
+            code.line(f"{unit} *const target = panel + {row};")
             code.line(f"for (i64 l = 0; l < {PANEL} && n + l < columns; l++)")
-            code.line(f"  target[l * {WORD}] = base[{element} + l * {strides[0]}];")
+            code.line(f"  target[l * {word}] = base[{element} + l * {strides[0]}];")
             code.line(f"if (++place == {site.dims.text(run)}) {{ place = 0; outer++; }}")

@@ -21,7 +21,7 @@ from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.render import Renderer, Scope
 from aot.backend.cpu.tile import PANEL, Tile, most_panels, registers_per_panel, split
 from aot.dims import Dim
-from aot.dtypes import F32
+from aot.dtypes import BF16, F16, F32
 from aot.errors import CompilerError
 from aot.kernel import Kernel, WindowRoot
 from aot.program import RecipeOp, RecipeStep
@@ -52,7 +52,9 @@ def prefers_winograd(kernel: Kernel, isa: Isa) -> bool:
     if window != [3, 3] or root.groups != 1 or root.strides != (1, 1):
         return False
     loads = [node.payload for store in kernel.stores for node in expr.walk(store.value) if node.op == "load"]
-    if not w.constant or root.w in loads or x.type.dtype != F32 or w.type.dtype != F32 or x.type.strides[1] != 1:
+    if not w.constant or root.w in loads or x.type.dtype != F32 or x.type.strides[1] != 1:
+        return False
+    if w.type.dtype not in (F32, F16, BF16):
         return False
     if not isinstance(outputs, int) or not isinstance(channels, int) or min(outputs, channels) < LEAST_CHANNELS:
         return False
@@ -107,7 +109,9 @@ class _Winograd:
     def _packed(self) -> PackedOperand:
         shape = (16, self.panels, self.channels, PANEL)
         pack = RecipeStep(RecipeOp.PACK, shape=shape, coefficients=((1, 0, 0, 0), (0, 0, 1, 0), (0, PANEL, 0, 1)))
-        return PackedOperand((RecipeStep(RecipeOp.WINOGRAD), pack), F32.number, shape)
+        is_wide = self.kernel.inputs[self.root.w].type.dtype == F32
+        cast = () if is_wide else (RecipeStep(RecipeOp.CAST, dtype=F32.number),)
+        return PackedOperand((*cast, RecipeStep(RecipeOp.WINOGRAD), pack), F32.number, shape)
 
     def emit(self) -> Emitted:
         kernel, dims = self.kernel, self.dims

@@ -1,13 +1,19 @@
-"""The micro-kernels of products of 8-bit integers: words of four elements along the innermost summed loop.
+"""The micro-kernels of products of narrow numbers: words of 32 bits along the innermost summed loop.
 
-A word of A is broadcast and multiplied by a panel row of W: 16 columns of four neighbours each, `[words][16][4]`, the
-same bytes for every instruction set. With VNNI one instruction adds the four products to a 32-bit sum. It takes one
-unsigned and one signed factor; where both operands have one signedness, A's sign bits are flipped as it is read, which
-moves it by 128, and the sums start at 128 times the sums of the columns of W, negated for signed ones. Elsewhere both
-are widened to 16 bits, of which no sum saturates. The last word of a run is assembled from single bytes: nothing is
-read beyond a tensor.
+A word of A is broadcast and multiplied by a panel row of W: 16 columns of as many neighbours, `[words][16][elements]`,
+the same bytes for every instruction set. The last word of a run is assembled from single elements: nothing is read
+beyond a tensor.
 
-Invariant: sums are exact modulo 2**32, in whatever order they are made.
+Four 8-bit integers. With VNNI one instruction adds the four products to a 32-bit sum. It takes one unsigned and one
+signed factor; where both operands have one signedness, A's sign bits are flipped as it is read, which moves it by 128,
+and the sums start at 128 times the sums of the columns of W, negated for signed ones. Elsewhere both are widened to 16
+bits, of which no sum saturates.
+
+Two bf16, where the CPU has vdpbf16ps: it adds both products to an f32, the second neighbour's first, each time rounded
+to nearest as by a fused multiply-add, and takes subnormal factors, products and sums for zeros.
+
+Invariant: sums of integers are exact modulo 2**32, in whatever order they are made; those of floats are made in the
+order of the loops, whatever the tile.
 """
 
 from __future__ import annotations
@@ -19,29 +25,47 @@ from aot.backend.cpu.code import Code
 from aot.backend.cpu.isa import Isa
 from aot.backend.cpu.tile import COLD_PANEL_BYTES, COLD_PREFETCH_BYTES, PANEL, PREFETCH_BYTES, PREFETCH_ROWS, UNROLLED
 from aot.dims import Dim
-from aot.dtypes import I8, I32, U8, DType
+from aot.dtypes import BF16, F32, I8, I32, U8, DType
 
-WORD = 4
-"""Elements of a word."""
-
-ROW_BYTES = WORD * PANEL
+WORD_BYTES = 4
+ROW_BYTES = WORD_BYTES * PANEL
 """Bytes of a panel for one word of A."""
 
 
-def are_words(accumulate: DType, *operands: DType) -> bool:
+def are_bytes(accumulate: DType, *operands: DType) -> bool:
     """Whether a product is one of 8-bit integers."""
     return accumulate == I32 and all(operand in (I8, U8) for operand in operands)
 
 
-def words_of(extent: Dim) -> Dim:
+def are_words(isa: Isa, accumulate: DType, *operands: DType) -> bool:
+    """Whether a product is one of words: of 8-bit integers, or of bf16 where the CPU multiplies pairs of them.
+
+    Not of bf16 for exact arithmetic, whose sums keep subnormals.
+    """
+    has_pairs = isa.has_bf16 and not isa.is_exact
+    are_pairs = has_pairs and accumulate == F32 and all(operand == BF16 for operand in operands)
+    return are_pairs or are_bytes(accumulate, *operands)
+
+
+def elements_of(dtype: DType) -> int:
+    """Elements of a word."""
+    return WORD_BYTES // dtype.itemsize_bytes
+
+
+def unit_of(dtype: DType) -> str:
+    """The C type of an element in memory, of whatever sign."""
+    return "u16" if dtype == BF16 else "u8"
+
+
+def words_of(extent: Dim, dtype: DType) -> Dim:
     """Words that hold a run of so many elements."""
-    return dimension.ceildiv(extent, WORD)
+    return dimension.ceildiv(extent, elements_of(dtype))
 
 
-def panel_bytes(extents: tuple[Dim, ...]) -> Dim:
-    """Bytes of a panel of weights for summed loops of these extents, the innermost last."""
+def panel_elements(extents: tuple[Dim, ...], dtype: DType) -> Dim:
+    """Elements of a panel of weights for summed loops of these extents, the innermost last; of 8 bits, its bytes."""
     *outer, run = extents
-    return dimension.product(outer) * words_of(run) * ROW_BYTES
+    return dimension.product(outer) * words_of(run, dtype) * elements_of(dtype) * PANEL
 
 
 def registers_per_panel(isa: Isa) -> int:
@@ -56,7 +80,7 @@ def registers_of_tiles(isa: Isa) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WordTile:
-    """As tile.Tile, for operands `a_dtype` and `w_dtype` of 8 bits; `panel_stride` is in bytes."""
+    """As tile.Tile, for operands `a_dtype` and `w_dtype` of 8 bits, or both bf16."""
 
     isa: Isa
     a_dtype: DType
@@ -79,7 +103,25 @@ class WordTile:
     @property
     def is_flipped(self) -> bool:
         """Whether the sums start at what `sums` computes, since A is moved by 128 as it is read."""
-        return self.isa.has_vnni and self.a_dtype == self.w_dtype
+        return self.isa.has_vnni and self.a_dtype == self.w_dtype != BF16
+
+    @property
+    def _sum(self) -> str:
+        """The C type of a sum."""
+        return "f32" if self.w_dtype == BF16 else "i32"
+
+    @property
+    def _unit(self) -> str:
+        return unit_of(self.w_dtype)
+
+    @property
+    def _elements(self) -> int:
+        return elements_of(self.w_dtype)
+
+    @property
+    def _row_elements(self) -> int:
+        """Elements of a panel for one word of A."""
+        return self._elements * PANEL
 
     def sums(self, code: Code, w: str, count: str, words: str, target: str) -> None:
         """Writes code that puts where the sums of `count` panels start to `target`, 16 each."""
@@ -101,11 +143,14 @@ class WordTile:
         names = [[f"c{i}_{j}" for j in range(panels * each)] for i in range(rows)]
         for row in names:
             first = [f"load_i32({start} + {j * PANEL})" if self.is_flipped else "{0}" for j in range(panels * each)]
-            code.line(f"v_i32 {', '.join(f'{name} = {value}' for name, value in zip(row, first, strict=True))};")
+            code.line(
+                f"v_{self._sum} {', '.join(f'{name} = {value}' for name, value in zip(row, first, strict=True))};"
+            )
         fixed = self.panel_stride.isdigit()
         for j in range(1 if fixed else panels):
-            code.line(f"const u8 *w{j} = (const u8 *){w}{f' + {j} * ({self.panel_stride})' if j else ''};")
-        self._loop(code, names, f"(const u8 *){a}", 0, fixed, panels)
+            place = f"(const {self._unit} *){w}{f' + {j} * ({self.panel_stride})' if j else ''}"
+            code.line(f"const {self._unit} *w{j} = {place};")
+        self._loop(code, names, f"(const {self._unit} *){a}", 0, fixed, panels)
         if self.isa.has_vnni:
             return names
         blocks = [[f"s{i}_{j}" for j in range(len(row) // 2)] for i, row in enumerate(names)]
@@ -124,15 +169,16 @@ class WordTile:
         fixed_rows = self.row_stride.isdigit()
         starts = ["a0"] if fixed_rows else [f"a{i}" for i in range(rows)]
         for i, start in enumerate(starts):
-            code.line(f"const u8 *{start} = {a}{f' + {i} * ({self.row_stride})' if i else ''};")
-        whole = str(int(extent) // WORD) if extent.isdigit() else f"({extent}) / {WORD}"
-        rest = str(int(extent) % WORD) if extent.isdigit() else f"({extent}) % {WORD}"
+            code.line(f"const {self._unit} *{start} = {a}{f' + {i} * ({self.row_stride})' if i else ''};")
+        word = self._elements
+        whole = str(int(extent) // word) if extent.isdigit() else f"({extent}) / {word}"
+        rest = str(int(extent) % word) if extent.isdigit() else f"({extent}) % {word}"
         if whole != "0":
             if whole.isdigit() and int(whole) <= UNROLLED:
                 code.line(f"#pragma GCC unroll {whole}")
             with code.block(f"for (i64 k{level} = 0; k{level} < {whole}; k{level}++)"):
-                self._step(code, names, starts, fixed, panels, str(WORD))
-                steps = "; ".join(f"{start} += {WORD} * ({stride})" for start in starts)
+                self._step(code, names, starts, fixed, panels, str(word))
+                steps = "; ".join(f"{start} += {word} * ({stride})" for start in starts)
                 code.line(f"{steps}; {self._next(fixed, panels)}")
         if rest != "0":
             with code.block("" if rest.isdigit() else f"if ({rest})"):
@@ -140,14 +186,14 @@ class WordTile:
                 code.line(self._next(fixed, panels))
 
     def _next(self, fixed: bool, panels: int) -> str:
-        return " ".join(f"w{j} += {ROW_BYTES};" for j in range(1 if fixed else panels))
+        return " ".join(f"w{j} += {self._row_elements};" for j in range(1 if fixed else panels))
 
     def _word(self, place: str, count: str) -> str:
         """C text of the word of A at an address, of which `count` elements are read."""
-        stride = self.loops[-1][1]
+        stride, unit = self.loops[-1][1], self._unit
         if stride != "1":
-            return f"word_strided({place}, {stride}, {count})"
-        return f"word_whole({place})" if count == str(WORD) else f"word_part({place}, {count})"
+            return f"word_strided_{unit}({place}, {stride}, {count})"
+        return f"word_whole_{unit}({place})" if count == str(self._elements) else f"word_rest_{unit}({place}, {count})"
 
     def _step(
         self, code: Code, names: list[list[str]], starts: list[str], fixed: bool, panels: int, count: str
@@ -161,17 +207,20 @@ class WordTile:
         ahead = self._prefetch_bytes(rows)
         if ahead:
             for base in bases:
-                code.line(f"__builtin_prefetch({base} + {ahead}, 0, 3);")
+                code.line(f"__builtin_prefetch((const char *)({base}) + {ahead}, 0, 3);")
         if self.isa.has_vnni:
+            dot = "pair_dot" if self.w_dtype == BF16 else "word_dot"
             for j, base in enumerate(bases):
                 code.line(f"const v_i32 b{j} = load_i32((const i32 *)({base}));")
             for i, place in enumerate(places):
                 flipped = " ^ splat_i32((i32)0x80808080)" if self.is_flipped else ""
-                factors = "x, b{}" if self.w_dtype == I8 else "b{}, x"
-                sums = " ".join(
-                    f"{name} = word_dot({name}, {factors.format(j)});" for j, name in enumerate(names[i])
-                )  # fmt: skip
-                code.line(f"{{ const v_i32 x = splat_i32((i32){self._word(place, count)}){flipped}; {sums} }}")
+                factors = "b{}, x" if self.w_dtype == U8 else "x, b{}"
+                sums = " ".join(f"{name} = {dot}({name}, {factors.format(j)});" for j, name in enumerate(names[i]))
+                word = self._word(place, count)
+                # By an instruction: gcc would read the words of all rows and steps first, and have no registers left.
+                is_whole = word.startswith("word_whole")
+                block = f"word_splat_{self._unit}({place})" if is_whole else f"splat_i32((i32){word})"
+                code.line(f"{{ const v_i32 x = {block}{flipped}; {sums} }}")
             return
         half_bytes = self.isa.vector_bytes // 2
         for i, place in enumerate(places):
@@ -189,7 +238,8 @@ class WordTile:
         """How far ahead W is prefetched; 0: not at all. See tile.py."""
         if rows <= PREFETCH_ROWS:
             return PREFETCH_BYTES
-        small = self.panel_stride.isdigit() and int(self.panel_stride) < COLD_PANEL_BYTES
+        itemsize = self.w_dtype.itemsize_bytes
+        small = self.panel_stride.isdigit() and int(self.panel_stride) * itemsize < COLD_PANEL_BYTES
         return 0 if small else COLD_PREFETCH_BYTES
 
     def function(self, name: str, rows: int, panels: int) -> str:
@@ -201,16 +251,16 @@ class WordTile:
         params = "".join(f", const i64 {p}" for p in self.params)
         head = f"static __attribute__((noinline)) void {name}(const void *restrict a, const void *restrict w"
         starts = ", const i32 *restrict starts" if self.is_flipped else ""
-        with code.block(f"{head}, i32 *restrict c, const i64 c_stride{starts}{params})"):
+        with code.block(f"{head}, {self._sum} *restrict c, const i64 c_stride{starts}{params})"):
             for i, row in enumerate(self.body(code, rows, panels)):
                 for j, block in enumerate(row):
-                    code.line(f"store_i32(c + {i} * c_stride + {j * self.lanes}, {block});")
+                    code.line(f"store_{self._sum}(c + {i} * c_stride + {j * self.lanes}, {block});")
         return code.text()
 
 
 @dataclass(frozen=True, slots=True)
 class WordDotTile:
-    """As dots.DotTile, for operands of 8 bits: lanes run along the innermost loop, four elements each."""
+    """As dots.DotTile, for operands of WordTile: lanes run along the innermost loop, a word each."""
 
     isa: Isa
     a_dtype: DType
@@ -229,17 +279,18 @@ class WordDotTile:
     @property
     def is_flipped(self) -> bool:
         """As WordTile.is_flipped; the sums of the columns are made beside the products here."""
-        return self.isa.has_vnni and self.a_dtype == self.w_dtype
+        return self.isa.has_vnni and self.a_dtype == self.w_dtype != BF16
 
     def function(self, name: str, rows: int) -> str:
         """A static function name(a, w, c, c_stride, params…) that computes a tile into memory at c."""
         code = Code()
         params = "".join(f", const i64 {p}" for p in self.params)
-        head = f"static __attribute__((noinline)) void {name}(const u8 *restrict a, const void *restrict w_start"
-        with code.block(f"{head}, i32 *restrict c, const i64 c_stride{params})"):
-            code.line("const u8 *w = (const u8 *)w_start;")
+        unit, sum_ = unit_of(self.w_dtype), "f32" if self.w_dtype == BF16 else "i32"
+        head = f"static __attribute__((noinline)) void {name}(const {unit} *restrict a, const void *restrict w_start"
+        with code.block(f"{head}, {sum_} *restrict c, const i64 c_stride{params})"):
+            code.line(f"const {unit} *w = (const {unit} *)w_start;")
             for i in range(rows):
-                code.line(f"v_i32 {', '.join(f'c{i}_{j} = {{0}}' for j in range(self.columns))};")
+                code.line(f"v_{sum_} {', '.join(f'c{i}_{j} = {{0}}' for j in range(self.columns))};")
             if self.is_flipped:
                 code.line(f"v_i32 {', '.join(f's{j} = {{0}}' for j in range(self.columns))};")
             self._loop(code, rows, "a", 0)
@@ -247,7 +298,7 @@ class WordDotTile:
             for i in range(rows):
                 for j in range(self.columns):
                     less = f"{more}128 * fold_sum_i32(s{j})" if self.is_flipped else ""
-                    code.line(f"c[{i} * c_stride + {j}] = fold_sum_i32(c{i}_{j}){less};")
+                    code.line(f"c[{i} * c_stride + {j}] = fold_sum_{sum_}(c{i}_{j}){less};")
         return code.text()
 
     def _loop(self, code: Code, rows: int, a: str, level: int) -> None:
@@ -256,9 +307,10 @@ class WordDotTile:
             with code.block(f"for (i64 k{level} = 0; k{level} < {extent}; k{level}++)"):
                 self._loop(code, rows, f"{a} + k{level} * ({stride})", level + 1)
             return
-        step, run = self.isa.vector_bytes // (1 if self.isa.has_vnni else 2), int(extent)
+        bytes_ = self.isa.vector_bytes // (1 if self.isa.has_vnni else 2)
+        step, run = bytes_ // self.w_dtype.itemsize_bytes, int(extent)
         for i in range(rows):
-            code.line(f"const u8 *const a{i} = {a}{f' + {i} * ({self.row_stride})' if i else ''};")
+            code.line(f"const {unit_of(self.w_dtype)} *const a{i} = {a}{f' + {i} * ({self.row_stride})' if i else ''};")
         whole = run // step * step
         if whole:
             with code.block(f"for (i64 k = 0; k < {whole}; k += {step})"):
@@ -282,8 +334,9 @@ class WordDotTile:
         flipped = " ^ splat_i32((i32)0x80808080)" if self.is_flipped else ""
         for i in range(rows):
             if self.isa.has_vnni:
-                order = "x, b{}" if self.w_dtype == I8 else "b{}, x"
-                sums = " ".join(f"c{i}_{j} = word_dot(c{i}_{j}, {order.format(j)});" for j in range(self.columns))
+                order = "b{}, x" if self.w_dtype == U8 else "x, b{}"
+                dot = "pair_dot" if self.w_dtype == BF16 else "word_dot"
+                sums = " ".join(f"c{i}_{j} = {dot}(c{i}_{j}, {order.format(j)});" for j in range(self.columns))
             else:
                 sums = " ".join(f"c{i}_{j} += word_pairs(x, b{j});" for j in range(self.columns))
             code.line(f"{{ const {type_} x = {load(self.a_dtype, f'a{i} + {k}')}{flipped}; {sums} }}")
@@ -292,12 +345,16 @@ class WordDotTile:
 def word_functions(isa: Isa) -> str:
     """The functions of the prelude that tiles of words are made of."""
     out = [
-        "static u32 word_whole(const u8 *p) { return *(const word_u *)p; }\n",
-        "static u32 word_part(const u8 *p, i64 n) { u32 r = p[0]; if (n > 1) r |= (u32)p[1] << 8;\n"
+        "static u32 word_rest_u8(const u8 *p, i64 n) { u32 r = p[0]; if (n > 1) r |= (u32)p[1] << 8;\n"
         "  if (n > 2) r |= (u32)p[2] << 16;\n  return r; }\n",
-        "static u32 word_strided(const u8 *p, i64 stride, i64 n) { u32 r = 0;\n"
-        "  for (i64 i = 0; i < n; i++) r |= (u32)p[i * stride] << (8 * i);\n  return r; }\n",
+        "static u32 word_rest_u16(const u16 *p, i64 n) { return p[0]; }\n",
     ]
+    for unit, bits in (("u8", 8), ("u16", 16)):
+        out.append(
+            f"static u32 word_whole_{unit}(const {unit} *p) {{ return *(const word_u *)p; }}\n"
+            f"static u32 word_strided_{unit}(const {unit} *p, i64 stride, i64 n) {{ u32 r = 0;\n"
+            f"  for (i64 i = 0; i < n; i++) r |= (u32)p[i * stride] << ({bits} * i);\n  return r; }}\n"
+        )
     constraint = "v" if isa.is_wide else "x"
     out.append(
         "static v_i32 word_madd(v_i32 sum, v_i32 a, v_i32 b) {\n"
@@ -308,6 +365,21 @@ def word_functions(isa: Isa) -> str:
             f' "{constraint}"(a), "{constraint}"(b)); return sum + r; }}\n'
         )
     )
+    if isa.has_vnni:
+        for unit in ("u8", "u16"):
+            out.append(
+                f"static v_i32 word_splat_{unit}(const {unit} *p) {{ v_i32 r;\n"
+                '  __asm__("vpbroadcastd %1, %0" : "=v"(r) : "m"(*(const word_u *)p)); return r; }\n'
+            )
+    if isa.has_bf16:
+        out.append(
+            "static v_f32 pair_dot(v_f32 sum, v_i32 a, v_i32 b) {\n"
+            '  __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); return sum; }\n'
+            "static v_i32 word_all_bf16(const u16 *p) { return load_i32((const i32 *)p); }\n"
+            "static v_i32 word_part_bf16(const u16 *p, i64 n) { v_i32 r;\n"
+            '  __asm__("vmovdqu16 %1, %0%{%2%}%{z%}" : "=v"(r) : "m"(*(const m_i32 *)p),'
+            ' "Yk"((u32)((1ull << n) - 1)));\n  return r; }\n'
+        )
     if isa.has_vnni:
         for name in ("i8", "u8"):
             out.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from aot.backend.base import Built, Emitted
 from aot.backend.cuda import compile as builder
@@ -80,6 +81,8 @@ class CudaBackend:
     channel_group = 4  # two words of half precision, which go to shared memory by themselves
     reads_anywhere = True
     precisions: frozenset[str] = frozenset({"fp32", "tf32", "fp16", "bf16"})
+    precision_features: Mapping[str, str] = MappingProxyType({})
+    precision_architectures: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     eight_bit_operands: tuple[DType, DType] = (I8, I8)
 
     def target(self, architecture: str) -> Target:

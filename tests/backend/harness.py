@@ -21,7 +21,7 @@ from aot import dims as dimension
 from aot import dtypes, recipe
 from aot.backend.base import Emitted
 from aot.backend.cpu import build as builder
-from aot.backend.cpu.isa import V3, V4, V4_VNNI, Isa
+from aot.backend.cpu.isa import V3, V4, V4_VNNI, V4_VNNI_BF16, Isa
 from aot.backend.cpu.prelude import assemble
 from aot.ir import TensorType, const_of
 from aot.kernel import Kernel
@@ -49,6 +49,8 @@ def _params(*isas: Isa) -> list[Any]:
 ISAS = _params(V3, V4)
 WORD_ISAS = _params(V3, V4, V4_VNNI)
 """For products of 8-bit integers."""
+PAIR_ISAS = _params(V4_VNNI_BF16)
+"""For products of bf16."""
 
 
 class KernelArgs(ctypes.Structure):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from aot import expr
 from aot.dims import Dim, floordiv
@@ -176,3 +177,11 @@ def transposed_b(kernel: Kernel) -> bool:
     if index.op == "axis":
         return bool(index.payload == root.k)
     return bool(root.b.args[-2].op == "axis" and root.b.args[-2].payload == root.n)
+
+
+def f32_result(kernel: Kernel) -> Kernel:
+    """A kernel that stores its sums as they are, without an epilogue."""
+    (out,) = kernel.outputs
+    (store,) = kernel.stores
+    held = KernelOperand(out.type.with_dtype(F32))
+    return replace(kernel, outputs=(held,), stores=(replace(store, value=expr.root(0, F32)),))

@@ -14,8 +14,8 @@ from aot.dims import Symbol
 from aot.dtypes import BF16, F64, DType
 from aot.ir import Layout
 from aot.kernel import AttendRoot, Kernel
-from tests.backend.harness import ISAS, run, run_threads
-from tests.backend.kernels import attend_kernel
+from tests.backend.harness import ISAS, PAIR_ISAS, run, run_threads
+from tests.backend.kernels import attend_kernel, f32_result
 
 
 def check(kernel: Kernel, isa: Isa, symbols: dict[str, int] | None = None, threads: bool = True) -> None:
@@ -44,7 +44,7 @@ def check(kernel: Kernel, isa: Isa, symbols: dict[str, int] | None = None, threa
         expected = weights @ v / weights.sum(-1, keepdims=True)
     if root.zero_empty:
         expected = np.where(scores.max(-1, keepdims=True) == -np.inf, 0.0, expected)
-    tolerance = {"f32": 1e-5, "f64": 1e-13, "bf16": 2e-2}[kernel.inputs[0].type.dtype.name]
+    tolerance = {"f32": 1e-5, "f64": 1e-13, "bf16": 2e-2}[kernel.outputs[0].type.dtype.name]
     np.testing.assert_allclose(result.astype(np.float64), expected, rtol=tolerance, atol=tolerance)
 
 
@@ -95,3 +95,36 @@ def test_dynamic_sizes(isa: Isa, causal: bool) -> None:
     for sizes in ((1, 1, 1), (2, 5, 9), (1, 12, 64), (3, 31, 100), (1, 2, 2100)):
         symbols = dict(zip("bst", sizes, strict=True))
         check(kernel, isa, symbols, threads=symbols["b"] == 3)
+
+
+def check_pairs(kernel: Kernel, isa: Isa, symbols: dict[str, int] | None = None, *, pairs: bool = True) -> None:
+    """Of bf16, whose products are exact in f32: as near as f32 is."""
+    kernel = f32_result(kernel)
+    assert ("pair_dot" in emit_attend(kernel, isa).source) == pairs
+    check(kernel, isa, symbols)
+
+
+@pytest.mark.parametrize("isa", PAIR_ISAS)
+@pytest.mark.parametrize("layout", [Layout(), Layout(order=(0, 2, 1, 3))])
+def test_pairs_of_bf16(isa: Isa, layout: Layout) -> None:
+    for sizes in ((1, 1, 1, 1, 2), (2, 3, 5, 7, 6), (1, 2, 13, 13, 64), (2, 4, 37, 37, 32), (1, 1, 25, 70, 20)):
+        check_pairs(attend_kernel(*sizes, layout=layout, dtype=BF16), isa)
+    check_pairs(attend_kernel(2, 4, 19, 33, 16, key_heads=2, mask="full", causal=True, layout=layout, dtype=BF16), isa)
+    check_pairs(attend_kernel(1, 2, 9, 17, 8, width=7, mask="keys", layout=layout, dtype=BF16), isa)
+    check_pairs(attend_kernel(1, 2, 14, 2049, 16, causal=True, layout=layout, dtype=BF16), isa)
+    check_pairs(attend_kernel(1, 2, 15, 21, 9, layout=layout, dtype=BF16), isa, pairs=False)  # rows of no whole pairs
+
+
+@pytest.mark.parametrize("isa", PAIR_ISAS)
+def test_pairs_of_dynamic_sizes(isa: Isa) -> None:
+    b, s, t = (Symbol(name).dim for name in "bst")
+    kernel = attend_kernel(b, 2, s, t, 32, mask="keys", causal=True, dtype=BF16)
+    for sizes in ((1, 1, 1), (2, 5, 9), (1, 12, 64), (3, 31, 100), (1, 2, 2100)):
+        check_pairs(kernel, isa, dict(zip("bst", sizes, strict=True)))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_values_in_bf16_are_read_in_place(isa: Isa) -> None:
+    kernel = f32_result(attend_kernel(2, 3, 15, 21, 32, dtype=BF16))
+    assert "values in place" in emit_attend(kernel, isa).schedule
+    check(kernel, isa)

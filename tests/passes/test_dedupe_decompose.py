@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -125,6 +125,7 @@ class FakeBackend:
     channel_group: int = 1
     reads_anywhere: bool = False
     precisions: frozenset[str] = frozenset({"fp32"})
+    precision_features: Mapping[str, str] = field(default_factory=dict)
     eight_bit_operands: tuple[DType, DType] = (U8, I8)
 
     def layouts(self, node: Node, target: Target) -> Sequence[Mapping[Value, Layout]]:

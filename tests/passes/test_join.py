@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,7 @@ class Joiner:
     channel_group: int = 1
     reads_anywhere: bool = False
     precisions: frozenset[str] = frozenset({"fp32", "fp16", "bf16"})
+    precision_features: Mapping[str, str] = field(default_factory=dict)
     eight_bit_operands: tuple[DType, DType] = (U8, I8)
 
 
