@@ -223,7 +223,13 @@ class _Packed(_Contract):
                     if not is_single:
                         code.line(f"next_turn = turn + (at + {tile.warps}) // {span}")
                         code.line(f"next_chunk = (at + {tile.warps}) % {span} + warp")
-                        cut.read(renderer, "next_", "across + next_turn", "next_chunk", f"next_turn + 0 * thread < {cut.turns}")
+                        cut.read(
+                            renderer,
+                            "next_",
+                            "across + next_turn",
+                            "next_chunk",
+                            f"next_turn + 0 * thread < {cut.turns}",
+                        )
                         cut.make_halves(code)
                     for piece in cut.all:
                         cut.multiply(code, piece, [cut.parts(code, *each, numbers) for each in given[piece]])
