@@ -7,7 +7,6 @@ with versions and date.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -22,7 +21,7 @@ import numpy as np
 
 import aot
 from aot.cli.reference import compare_outputs
-from benchmarks.timing import geomean, interleave, milliseconds, processor, today
+from benchmarks.timing import geomean, interleave, milliseconds, processor, today, zoo_parser
 from tests.zoo.catalogue import ZooModel, buildable, make_inputs
 
 HERE = Path(__file__).parent
@@ -95,12 +94,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--zoo", type=Path, default=Path(os.environ.get("AOT_ZOO", "build/zoo")))
-    parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--seconds", type=float, default=1.5)
-    parser.add_argument("--folder", type=Path, default=Path("build/bench"))
-    parser.add_argument("--write", action="store_true")
+    parser = zoo_parser(__doc__)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []

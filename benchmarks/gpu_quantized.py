@@ -527,7 +527,7 @@ def table(folder: Path) -> None:
     lines = [
         "# Quantized products and models on a GPU",
         "",
-        *(f"- {name}: {facts[name]}" for name in ("date", "device", "torch", "aotc")),
+        *(f"- {name}: {facts[name]}" for name in ("date", "device", "torch", "aotc", "note") if name in facts),
         "",
         "Re-run: `benchmarks/gpu_quantized.py` says how. Medians of one call in a captured graph, in turns; ratio: how",
         "many times as fast as float16 beside it. Error: the norm of the difference to numpy, or to the float16 model,",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import statistics
@@ -75,3 +76,14 @@ def difference(got: Any, want: Any) -> float:
     with np.errstate(invalid="ignore"):
         apart = np.where(got64 == want64, 0.0, np.abs(got64 - want64)) / (1e-4 + 1e-3 * np.abs(want64))
     return float(np.nanmax(apart, initial=0))
+
+
+def zoo_parser(description: str | None) -> argparse.ArgumentParser:
+    """The options that benchmarks of the zoo's models have in common."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--zoo", type=Path, default=Path(os.environ.get("AOT_ZOO", "build/zoo")))
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--folder", type=Path, default=Path("build/bench"))
+    parser.add_argument("--write", action="store_true")
+    return parser

@@ -7,9 +7,7 @@ benchmarks/results/ with versions and date.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +21,16 @@ import models as written
 
 import aot
 from aot.runtime import _library
-from benchmarks.timing import difference, geomean, interleave, milliseconds, prefer_realtime, processor, today
+from benchmarks.timing import (
+    difference,
+    geomean,
+    interleave,
+    milliseconds,
+    prefer_realtime,
+    processor,
+    today,
+    zoo_parser,
+)
 from tests.zoo.catalogue import Inputs, buildable, make_inputs
 
 HERE = Path(__file__).parent
@@ -120,13 +127,8 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--zoo", type=Path, default=Path(os.environ.get("AOT_ZOO", "build/zoo")))
-    parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--seconds", type=float, default=1.5)
-    parser.add_argument("--folder", type=Path, default=Path("build/bench"))
+    parser = zoo_parser(__doc__)
     parser.add_argument("--keep", action="store_true", help="use artifacts of an earlier run")
-    parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     import onnxruntime

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from aot import expr
 from aot.dims import Dim, floordiv
@@ -185,3 +186,18 @@ def f32_result(kernel: Kernel) -> Kernel:
     (store,) = kernel.stores
     held = KernelOperand(out.type.with_dtype(F32))
     return replace(kernel, outputs=(held,), stores=(replace(store, value=expr.root(0, F32)),))
+
+
+OTHER_LAYOUTS: tuple[dict[str, Any], ...] = (
+    {"b_layout": Layout(order=(1, 0)), "constant": False}, {"b_layout": Layout(strides=(120, 3)), "constant": False},
+    {"a_layout": Layout(strides=(23, 1))},
+)  # fmt: skip
+"""Operands of a product of 11 x 21 x 37 that do not lie row by row."""
+
+
+def conv_attrs(root: WindowRoot) -> dict[str, Any]:
+    """The attributes of the convolution that a root is, but for what is outside of the image."""
+    before, after = zip(*root.pads, strict=True)
+    return {
+        "strides": root.strides, "dilations": root.dilations, "pads": (*before, *after), "groups": root.groups,
+    }  # fmt: skip

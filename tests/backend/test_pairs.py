@@ -23,7 +23,7 @@ from aot.ir import Layout
 from aot.kernel import ContractRoot, Kernel, KernelOperand, WindowRoot
 from aot.ops import OPS
 from tests.backend.harness import PAIR_ISAS, run, run_threads
-from tests.backend.kernels import conv_kernel, f32_result, matmul_kernel, transposed_b
+from tests.backend.kernels import OTHER_LAYOUTS, conv_attrs, conv_kernel, f32_result, matmul_kernel, transposed_b
 from tests.backend.test_word_windows import DENSE, P1
 from tests.backend.test_words import SHAPES
 
@@ -165,9 +165,8 @@ def test_for_few_columns_a_factor_in_f32_is_taken_as_it_is(isa: Isa) -> None:
 
 @pytest.mark.parametrize("isa", PAIR_ISAS)
 def test_layouts(isa: Isa) -> None:
-    check(product((), 11, 21, 37, b_layout=Layout(order=(1, 0)), constant=False), isa)
-    check(product((), 11, 21, 37, b_layout=Layout(strides=(120, 3)), constant=False), isa)
-    check(product((), 11, 21, 37, a_layout=Layout(strides=(23, 1))), isa)
+    for layout in OTHER_LAYOUTS:
+        check(product((), 11, 21, 37, **layout), isa)
 
 
 @pytest.mark.parametrize("isa", PAIR_ISAS)
@@ -249,10 +248,7 @@ def check_window(kernel: Kernel, isa: Isa, symbols: dict[str, int] | None = None
     assert isinstance(root, WindowRoot)
     reference = OPS["conv"].reference
     assert reference is not None
-    before, after = zip(*root.pads, strict=True)
-    attrs: Any = {
-        "strides": root.strides, "dilations": root.dilations, "pads": (*before, *after), "groups": root.groups,
-    }  # fmt: skip
+    attrs: Any = conv_attrs(root)
     arrays = random_operands(kernel, symbols)
     x, w = wide(arrays[0]), wide(arrays[1])
     expected, size = np.asarray(reference(attrs, x, w)), np.asarray(reference(attrs, np.abs(x), np.abs(w)))

@@ -17,6 +17,7 @@ from aot.errors import CompilerError
 from aot.kernel import Kernel, WindowRoot
 from aot.ops import OPS
 from tests.backend.harness import WORD_ISAS, run, run_threads
+from tests.backend.kernels import conv_attrs
 from tests.backend.test_words import SIGNS
 from tests.backend.word_kernels import conv_8bit_kernel, operands
 
@@ -32,11 +33,7 @@ def compare(
     assert isinstance(root, WindowRoot)
     reference = OPS["conv_8bit"].reference
     assert reference is not None
-    before, after = zip(*root.pads, strict=True)
-    attrs: Any = {
-        "strides": root.strides, "dilations": root.dilations, "pads": (*before, *after), "groups": root.groups,
-        "fill": root.fill,
-    }  # fmt: skip
+    attrs: Any = {**conv_attrs(root), "fill": root.fill}
     expected = np.asarray(reference(attrs, *arrays))
     if len(kernel.inputs) > 2:
         random = np.random.default_rng(1)

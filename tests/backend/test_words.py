@@ -14,7 +14,7 @@ from aot.dtypes import I8, U8, DType
 from aot.ir import Layout
 from aot.kernel import ContractRoot, Kernel
 from tests.backend.harness import WORD_ISAS, run, run_threads
-from tests.backend.kernels import transposed_b
+from tests.backend.kernels import OTHER_LAYOUTS, transposed_b
 from tests.backend.word_kernels import matmul_8bit_kernel, operands
 
 SIGNS = list(product((U8, I8), (U8, I8)))
@@ -110,9 +110,8 @@ def test_rows_in_scratch(isa: Isa, a: DType) -> None:
 
 @pytest.mark.parametrize("isa", WORD_ISAS)
 def test_layouts(isa: Isa) -> None:
-    check(matmul_8bit_kernel((), 11, 21, 37, b_layout=Layout(order=(1, 0)), constant=False), isa)
-    check(matmul_8bit_kernel((), 11, 21, 37, b_layout=Layout(strides=(120, 3)), constant=False), isa)
-    check(matmul_8bit_kernel((), 11, 21, 37, a_layout=Layout(strides=(23, 1))), isa)
+    for layout in OTHER_LAYOUTS:
+        check(matmul_8bit_kernel((), 11, 21, 37, **layout), isa)
 
 
 @pytest.mark.parametrize("isa", WORD_ISAS)
