@@ -246,7 +246,8 @@ class _Packed(_Contract):
                 self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], shape, ["acc"])
         tiling.code = code
         text = f"few rows, tiles of {tile}, {weight.bits} bits"
-        blocks = 1 if tile.rows == 8 or weight.bits == 8 else 0  # beside 4 bits, 16 rows would then leave registers
+        # In several steps 16 rows beside 4 bits would then ask for more registers than there are.
+        blocks = 0 if tile.rows == 16 and weight.bits == 4 and not is_single else 1
         return self._finish(tiling, tile.warps, 1, text, functions=cut.functions, blocks=blocks)
 
     def _beside(
