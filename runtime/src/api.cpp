@@ -390,6 +390,8 @@ const char *aot_model_meta(const aot_model *model, size_t *out_bytes) {
 
 uint64_t aot_model_weight_bytes(const aot_model *model) { return model->weights.bytes; }
 
+uint64_t aot_model_shared_weight_bytes(const aot_model *model) { return model->shared_weight_bytes(); }
+
 int32_t aot_model_device(const aot_model *model) { return model->device ? model->device->device.ordinal : -1; }
 
 int32_t aot_device_allocate(const aot_model *model, size_t bytes, void **out_data, aot_error *error) {

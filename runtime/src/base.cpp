@@ -62,6 +62,8 @@ Memory::Memory(const aot_allocator *given) {
     }
 }
 
+bool Memory::is_default() const { return allocate_ == default_allocate; }
+
 void *Memory::allocate(size_t bytes, size_t alignment) const {
     void *pointer = allocate_(user_, bytes ? bytes : 1, alignment);
     if (!pointer) throw std::bad_alloc();

@@ -36,6 +36,10 @@ public:
     explicit Memory(const aot_allocator *given = nullptr);
     void *allocate(size_t bytes, size_t alignment) const;  // throws std::bad_alloc
     void release(void *pointer, size_t bytes) const noexcept;
+    bool operator==(const Memory &other) const {
+        return allocate_ == other.allocate_ && release_ == other.release_ && user_ == other.user_;
+    }
+    bool is_default() const;  // not the caller's
 
 private:
     void *(*allocate_)(void *, size_t, size_t) = nullptr;

@@ -92,6 +92,8 @@ int Model::rank_of(const ProgramEntry &program, const Machine &machine, std::str
     return rank;
 }
 
+uint64_t Model::shared_weight_bytes() const { return device ? device->shared_weight_bytes() : weights.shared.shared_bytes(); }
+
 uint32_t Model::host_block_count() const {
     uint32_t count = 0;
     for (const Variant &block : blocks) count += device && !block.on_device;

@@ -146,7 +146,11 @@ typedef struct aot_named_tensor {
 /* Flags of aot_load_options. */
 enum {
     AOT_LOAD_MAP_WEIGHTS = 1, /* use the file mapping (or the caller's bytes, which must then outlive the model) */
-    AOT_LOAD_ANY_WEIGHTS = 2  /* accept given weights whose bytes differ from those of the build */
+    AOT_LOAD_ANY_WEIGHTS = 2, /* accept given weights whose bytes differ from those of the build */
+    /* Without it, constants that another model of this process has too, byte by byte, are in memory once: of models on
+     * the CPU with the same allocator. With it, the model has all of them in one block of its own, as on machines with
+     * several memory nodes, where each shall have them near. */
+    AOT_LOAD_OWN_WEIGHTS = 4
 };
 
 /* How to load. Borrowed for the call, with all that it points to (but see aot_allocator). */
@@ -301,8 +305,12 @@ AOT_API const char *aot_model_program_step_loc(const aot_model *model, uint32_t 
 /* What the build recorded: JSON, `*out_bytes` long and not NUL-terminated. */
 AOT_API const char *aot_model_meta(const aot_model *model, size_t *out_bytes);
 
-/* Bytes of constants that the model holds. */
+/* Bytes of constants that the model holds, also those that other models share. */
 AOT_API uint64_t aot_model_weight_bytes(const aot_model *model);
+
+/* Of these, bytes that other models of this process hold too at this moment: unloading this model frees the others.
+ * Pages of a file that is mapped are not among them: the system shares those. */
+AOT_API uint64_t aot_model_shared_weight_bytes(const aot_model *model);
 
 /* ---- Device memory ---- */
 
