@@ -191,8 +191,8 @@ const char *aot_version(void) { return AOT_VERSION_STRING; }
 
 const char *aot_status_name(int32_t status) {
     static const char *const names[] = {"ok",     "argument",  "damaged", "version", "target",  "guard",
-                                        "memory", "cancelled", "io",      "weights", "internal", "device"};
-    return status >= 0 && status <= AOT_ERROR_DEVICE ? names[status] : "unknown";
+                                        "memory", "cancelled", "io",      "weights", "internal", "device", "signature"};
+    return status >= 0 && status <= AOT_ERROR_SIGNATURE ? names[status] : "unknown";
 }
 
 int32_t aot_target_supported(const char *target) {

@@ -40,7 +40,8 @@ typedef enum aot_status {
     AOT_ERROR_IO = 8,        /* a file cannot be opened or read */
     AOT_ERROR_WEIGHTS = 9,   /* external weights are missing or differ */
     AOT_ERROR_INTERNAL = 10, /* a defect of the library */
-    AOT_ERROR_DEVICE = 11    /* the GPU's driver refused something, or a kernel failed */
+    AOT_ERROR_DEVICE = 11,   /* the GPU's driver refused something, or a kernel failed */
+    AOT_ERROR_SIGNATURE = 12 /* no trusted key signed the artifact, or that cannot be verified here */
 } aot_status;
 
 /* What went wrong, in the names of the user's model. The caller owns it, and may give NULL where it wants none.
@@ -166,11 +167,18 @@ typedef struct aot_load_options {
     int32_t device; /* the ordinal of the GPU, for programs that run on one */
     int32_t reserved;
     void *context; /* a CUcontext to use, which must outlive the model; NULL: the device's primary context, retained */
+    /* Raw Ed25519 public keys, 32 bytes each, one behind the other. Where given, only an artifact that one of them signed
+     * (aotc sign) is loaded. That is decided before its code or weights are looked at, with the system's libcrypto, and
+     * no byte is used but those that were checked: not with AOT_LOAD_MAP_WEIGHTS for a file, and AOT_LOAD_ANY_WEIGHTS
+     * does not count. NULL and 0: any artifact. */
+    const uint8_t *trusted_keys;
+    uint32_t trusted_key_count;
+    uint32_t reserved2;
 } aot_load_options;
 
 /* Loads an artifact: checks every byte of it, then its code and weights come into memory. `options` may be NULL. On
  * failure *out_model is NULL. The file may be replaced by a rename at any time, but must not change while it is read.
- * Errors: IO, DAMAGED, VERSION, TARGET (no code for this CPU, or loading code is forbidden), WEIGHTS, MEMORY. */
+ * Errors: IO, DAMAGED, VERSION, SIGNATURE, TARGET (no code for this CPU, or loading code is forbidden), WEIGHTS, MEMORY. */
 AOT_API int32_t aot_model_load_file(const char *path, const aot_load_options *options, aot_model **out_model,
                                     aot_error *error);
 
