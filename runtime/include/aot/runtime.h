@@ -44,12 +44,46 @@ typedef enum aot_status {
     AOT_ERROR_SIGNATURE = 12 /* no trusted key signed the artifact, or that cannot be verified here */
 } aot_status;
 
+/* Why, finer than the status, for programs that count or decide; the numbers never change. */
+typedef enum aot_reason {
+    AOT_REASON_NONE = 0, /* the status says all */
+    /* Of AOT_ERROR_GUARD. All but DATA: nothing was run, and nothing changed. */
+    AOT_REASON_MISSING = 1,   /* an input, its shape or its data is NULL */
+    AOT_REASON_PLACE = 2,     /* memory of another device */
+    AOT_REASON_DTYPE = 3,     /* another element type */
+    AOT_REASON_RANK = 4,      /* another number of dimensions */
+    AOT_REASON_EXTENT = 5,    /* a fixed extent differs, or an output has another shape */
+    AOT_REASON_RANGE = 6,     /* an extent that varies is outside its bounds, or no multiple of its divisor */
+    AOT_REASON_RELATION = 7,  /* extents contradict each other */
+    AOT_REASON_VALUE = 8,     /* an input chooses the program, and there is none for its value */
+    AOT_REASON_LAYOUT = 9,    /* not row-major, or with gaps */
+    AOT_REASON_ALIGNMENT = 10, /* an address that is not aligned */
+    AOT_REASON_OVERLAP = 11,  /* memory of an output or of state that something else uses */
+    AOT_REASON_DATA = 12,     /* what the run computed contradicts the model, such as a size; state may have changed */
+    AOT_REASON_CAPTURE = 13,  /* not possible while a stream is captured */
+    AOT_REASON_SIZE = 14,     /* sizes that no plan can be made for, such as more bytes than there are addresses */
+    /* Of AOT_ERROR_CANCELLED. */
+    AOT_REASON_CANCEL_FLAG = 32,
+    AOT_REASON_DEADLINE = 33,
+    /* Of AOT_ERROR_DEVICE. */
+    AOT_REASON_DEVICE_LOST = 48 /* every later call with this GPU fails too, until the process is started anew */
+} aot_reason;
+
+/* What a serving process does about a status. */
+typedef enum aot_advice {
+    AOT_ADVICE_NONE = 0,     /* it is AOT_OK */
+    AOT_ADVICE_OTHER = 1,    /* this artifact cannot do it here: another one, or another program, may */
+    AOT_ADVICE_RETRY = 2,    /* the same call may succeed later, when there is memory */
+    AOT_ADVICE_GIVE_UP = 3,  /* the request is over: its time is up, or the caller's code is wrong */
+    AOT_ADVICE_RESTART = 4   /* the GPU is lost to this process: serve from a CPU's program, and start the process anew */
+} aot_advice;
+
 /* What went wrong, in the names of the user's model. The caller owns it, and may give NULL where it wants none.
  * Written only by a call that fails; texts that are too long are cut. */
 typedef struct aot_error {
     size_t struct_size;
     int32_t status; /* an aot_status */
-    int32_t reserved;
+    int32_t reason; /* an aot_reason */
     char where[160];   /* the tensor or file */
     char message[512]; /* what was expected and what was found */
     char hint[256];    /* the remedy, one sentence, or empty */
@@ -57,6 +91,12 @@ typedef struct aot_error {
 
 /* The name of a status, such as "guard"; "unknown" for another number. */
 AOT_API const char *aot_status_name(int32_t status);
+
+/* The name of a reason, such as "dtype"; "none" for AOT_REASON_NONE, "unknown" for another number. */
+AOT_API const char *aot_reason_name(int32_t reason);
+
+/* The aot_advice for a status with its reason. */
+AOT_API int32_t aot_status_advice(int32_t status, int32_t reason);
 
 /* ---- Tensors and memory ---- */
 
@@ -319,6 +359,25 @@ AOT_API uint64_t aot_model_weight_bytes(const aot_model *model);
 /* Of these, bytes that other models of this process hold too at this moment: unloading this model frees the others.
  * Pages of a file that is mapped are not among them: the system shares those. */
 AOT_API uint64_t aot_model_shared_weight_bytes(const aot_model *model);
+
+/* Checks the guards of inputs, as a run does first, without a session: which of several models takes a request can be
+ * decided before it waits for one. Nothing is read of the tensors but their description, and the elements of inputs that
+ * choose the program; those must be in host memory. Any number of threads may call it. Errors: GUARD, ARGUMENT, MEMORY. */
+AOT_API int32_t aot_model_check(const aot_model *model, const aot_tensor *const *inputs, uint32_t input_count,
+                                aot_error *error);
+
+/* What sessions of a model did since it was loaded, also those that are gone. */
+typedef struct aot_statistics {
+    size_t struct_size;
+    uint64_t sessions;      /* that there are now */
+    uint64_t run_ns;        /* of all runs that ended well; of those that were only put into a stream, until they were */
+    uint64_t by_status[16]; /* runs, by their aot_status; [AOT_OK] ended well */
+    uint64_t by_reason[64]; /* runs that failed, by their aot_reason */
+} aot_statistics;
+
+/* Counts runs; those that are traced, and calls of prepare or reserve, are not among them. Costs runs a few nanoseconds,
+ * and no lock. */
+AOT_API void aot_model_statistics(const aot_model *model, aot_statistics *out_statistics);
 
 /* ---- Device memory ---- */
 
