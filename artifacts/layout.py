@@ -113,9 +113,10 @@ class SignatureAlgorithm(IntEnum):
 class Field:
     """One field of a record.
 
-    Kinds: u32, u64, i64, f64, sha256, ed25519 (64 bytes of a signature); str (offset of a NUL-terminated string); dim (index of a
-    dimension); integers, dims, strings (first, count: a run of the integers section, whose entries
-    are plain, dimension indices, string offsets); or a Section (first, count: a run of its records).
+    Kinds: u32, u64, i64, f64, sha256, ed25519 (64 bytes of a signature); str (offset of a
+    NUL-terminated string); dim (index of a dimension); integers, dims, strings (first, count: a run of
+    the integers section, whose entries are plain, dimension indices, string offsets); or a Section
+    (first, count: a run of its records).
     """
 
     name: str
