@@ -17,10 +17,13 @@
 //     c++ -std=c++17 -O2 worker.cpp -pthread $(pkg-config --cflags --libs aot_runtime) -o worker
 #include <aot/runtime.hpp>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
+#include <cstdlib>
 #include <deque>
 #include <fstream>
 #include <functional>
@@ -89,7 +92,7 @@ struct Link {
     aot::Model model;
     std::atomic<bool> is_lost{false};  // its GPU is gone until the process is started anew
 
-    Link(std::string name, aot::Model model) : name(std::move(name)), model(std::move(model)) {}
+    Link(std::string given, aot::Model loaded) : name(std::move(given)), model(std::move(loaded)) {}
 };
 
 // Arrays for the inputs of a request. Throws aot::Error where the model has an element type or an extent that a line of
