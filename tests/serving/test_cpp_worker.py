@@ -44,7 +44,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def serve(worker: Path, folder: Path, requests: Sequence[str], *arguments: str, prefix: Sequence[str] = ()) -> list[str]:
+def serve(
+    worker: Path, folder: Path, requests: Sequence[str], *arguments: str, prefix: Sequence[str] = ()
+) -> list[str]:
     """The lines that the worker prints for these requests."""
     done = subprocess.run(
         [*prefix, worker, *arguments], cwd=folder, input="\n".join(requests) + "\n", capture_output=True, text=True,
@@ -116,7 +118,12 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three artifacts that share most of their weights, and one that shares none."""
     folder = tmp_path_factory.mktemp("versions")
     data = built(weights_of()[:4]).data
-    files = [data, changed(data, 2, slice(None), 1.5), changed(data, 3, slice(4096, 8192), 0.5), handmade.artifact().data]
+    files = [
+        data,
+        changed(data, 2, slice(None), 1.5),
+        changed(data, 3, slice(4096, 8192), 0.5),
+        handmade.artifact().data,
+    ]
     paths = [folder / f"{number}.aot" for number in range(len(files))]
     for path, content in zip(paths, files, strict=True):
         path.write_bytes(content)
@@ -128,7 +135,8 @@ def test_models_come_and_go_in_threads(tmp_path: Path, versions: list[Path]) -> 
     flags = ["-std=c++17", "-O1", *WARNINGS, f"-I{RUNTIME / 'include'}", f"-L{lib}", f"-Wl,-rpath,{lib}"]
     source, program = RUNTIME / "tests" / "models_test.cpp", tmp_path / "models_test"
     subprocess.run(["g++", *flags, source, "-laot_runtime", "-pthread", "-o", program], check=True)
-    done = subprocess.run([program, "40", *versions], capture_output=True, text=True, timeout=300, check=False)
+    command: list[str | Path] = [program, "40", *versions]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
@@ -140,7 +148,9 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = tmp_path_factory.mktemp("thread")
     probe = build / "probe.cpp"
     probe.write_text("int main() {}\n")
-    compiled = subprocess.run(["g++", "-fsanitize=thread", probe, "-o", build / "probe"], capture_output=True, check=False)
+    compiled = subprocess.run(
+        ["g++", "-fsanitize=thread", probe, "-o", build / "probe"], capture_output=True, check=False
+    )
     if compiled.returncode or subprocess.run([*fixed_addresses(), build / "probe"], check=False).returncode:
         pytest.skip("ThreadSanitizer does not work here")
     options = ["-DAOT_BUILD_TESTS=ON", "-DAOT_SANITIZE=thread", "-DCMAKE_CXX_COMPILER=g++", "-DCMAKE_C_COMPILER=gcc"]
@@ -171,7 +181,7 @@ def test_the_worker_has_no_data_race(sanitized: Path, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_loading_and_unloading_has_no_data_race(sanitized: Path, versions: list[Path]) -> None:
-    command = [*fixed_addresses(), sanitized / "models_test", "60", *versions]
+    command: list[str | Path] = [*fixed_addresses(), sanitized / "models_test", "60", *versions]
     environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
