@@ -154,10 +154,11 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiled.returncode or subprocess.run([*fixed_addresses(), build / "probe"], check=False).returncode:
         pytest.skip("ThreadSanitizer does not work here")
     options = ["-DAOT_BUILD_TESTS=ON", "-DAOT_SANITIZE=thread", "-DCMAKE_CXX_COMPILER=g++", "-DCMAKE_C_COMPILER=gcc"]
-    for command in (
+    commands: tuple[list[str | Path], ...] = (
         ["cmake", "-S", RUNTIME, "-B", build, *options],
         ["cmake", "--build", build, "--parallel", "2", "--target", "worker_example", "models_test"],
-    ):
+    )
+    for command in commands:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     return build
