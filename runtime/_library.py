@@ -44,7 +44,7 @@ class Error(ctypes.Structure):
     _fields_ = (
         ("struct_size", ctypes.c_size_t),
         ("status", _I32),
-        ("reserved", _I32),
+        ("reason", _I32),
         ("where", ctypes.c_char * 160),
         ("message", ctypes.c_char * 512),
         ("hint", ctypes.c_char * 256),
@@ -72,6 +72,21 @@ class LoadOptions(ctypes.Structure):
         ("device", _I32),
         ("reserved", _I32),
         ("context", _POINTER),
+        ("trusted_keys", ctypes.c_char_p),
+        ("trusted_key_count", _U32),
+        ("reserved2", _U32),
+    )
+
+
+class StatisticsInfo(ctypes.Structure):
+    """aot_statistics"""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("sessions", _U64),
+        ("run_ns", _U64),
+        ("by_status", _U64 * 16),
+        ("by_reason", _U64 * 64),
     )
 
 
@@ -218,6 +233,8 @@ class DimValue(ctypes.Structure):
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "aot_version": (_TEXT, ()),
     "aot_status_name": (_TEXT, (_I32,)),
+    "aot_reason_name": (_TEXT, (_I32,)),
+    "aot_status_advice": (_I32, (_I32, _I32)),
     "aot_target_supported": (_I32, (_TEXT,)),
     "aot_this_machine": (None, (_I32, _POINTER)),
     "aot_target_rank": (_I32, (_TEXT, _I32, _POINTER, _TEXT, ctypes.c_size_t)),
@@ -242,6 +259,9 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "aot_model_program_step_loc": (_TEXT, (_POINTER, _U32, _U32, _U32)),
     "aot_model_meta": (_POINTER, (_POINTER, _POINTER)),
     "aot_model_weight_bytes": (_U64, (_POINTER,)),
+    "aot_model_shared_weight_bytes": (_U64, (_POINTER,)),
+    "aot_model_check": (_I32, (_POINTER, _POINTER, _U32, _POINTER)),
+    "aot_model_statistics": (None, (_POINTER, _POINTER)),
     "aot_model_device": (_I32, (_POINTER,)),
     "aot_device_allocate": (_I32, (_POINTER, ctypes.c_size_t, _POINTER, _POINTER)),
     "aot_device_free": (None, (_POINTER, _POINTER)),
@@ -275,6 +295,7 @@ _ERRORS: dict[int, type[AotError]] = {
     8: ArtifactError,
     9: ArtifactError,
     11: RunError,
+    12: ArtifactError,
 }
 
 
@@ -370,7 +391,10 @@ def exception(status: int, error: Error) -> AotError:
         from aot.runtime._tensors import conversion
 
         hint = f"{hint} {conversion(wanted, found)}".rstrip()
-    return kind(text, where=error.where.decode(errors="replace"), hint=hint)
+    found_error = kind(text, where=error.where.decode(errors="replace"), hint=hint)
+    if error.reason:
+        found_error.reason = library().aot_reason_name(error.reason).decode()
+    return found_error
 
 
 def info(kind: type[Any]) -> Any:
