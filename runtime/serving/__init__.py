@@ -1,0 +1,29 @@
+"""Serving a model to others: records of a canary, its judge and its durable state. numpy and the standard library only."""
+
+from __future__ import annotations
+
+from aot.runtime.serving.controller import Canary
+from aot.runtime.serving.expected import ErrorDistribution, Expected, expected_of, expected_to_json
+from aot.runtime.serving.judge import Judge
+from aot.runtime.serving.policy import CanaryPolicy
+from aot.runtime.serving.records import OUTCOMES, Pair, Record, Request, from_json, read_records, to_json
+from aot.runtime.serving.verdict import Evidence, Verdict
+
+__all__ = [
+    "OUTCOMES",
+    "Canary",
+    "CanaryPolicy",
+    "ErrorDistribution",
+    "Evidence",
+    "Expected",
+    "Judge",
+    "Pair",
+    "Record",
+    "Request",
+    "Verdict",
+    "expected_of",
+    "expected_to_json",
+    "from_json",
+    "read_records",
+    "to_json",
+]
