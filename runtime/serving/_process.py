@@ -27,7 +27,7 @@ from aot import errors
 from aot.errors import AotError, RunError
 from aot.runtime._specs import StateSpec, TensorSpec
 from aot.runtime.serving import _wire
-from aot.runtime.serving.causes import LinkError
+from aot.runtime.serving.causes import BUSY, CLOSED, CRASH, TIMEOUT, UNAVAILABLE, LinkError
 
 _DEVICE = 11  # aot_status: the device's error is sticky, so the process is of no use any more
 
@@ -111,7 +111,14 @@ class _Process:
             channel.theirs.close()  # so that the end of the process is the end of the channel
         for channel in live:
             self.idle.put(channel)
-        self.is_lost = False
+        self.is_lost = self.is_shadow_busy = False
+
+    def make_idle(self, channel: _Channel) -> None:
+        """A channel that waits for its next request."""
+        if channel is self.shadow:
+            self.is_shadow_busy = False
+        else:
+            self.idle.put(channel)
 
     def end(self) -> int:
         """Kills the process and closes what nobody uses; returns the exit status. Channels in use see the end."""
@@ -119,6 +126,8 @@ class _Process:
         self.popen.kill()
         status = self.popen.wait()
         self.control.close()
+        if not self.is_shadow_busy:
+            self.shadow.close()
         with contextlib.suppress(queue.Empty):
             while True:
                 self.idle.get_nowait().close()
@@ -170,8 +179,8 @@ class Worker:
         self.last_loss = ""
         self.hops: deque[float] = deque(maxlen=1024)
         self.hop_count = 0
-        self._end = weakref.finalize(self, _end_all, holder := [], self._setup, os.getpid())
-        self._holder: list[_Process] = holder
+        self._holder: list[_Process] = []
+        self._end = weakref.finalize(self, _end_all, self._holder, self._setup, os.getpid())
         _all.add(self)
         try:
             hello = self._start()
@@ -194,6 +203,10 @@ class Worker:
             return "missing"
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
+    def is_same_file(self) -> bool:
+        """Whether the path still names what was loaded first."""
+        return bool(self._file() == self._identity)
+
     def _start(self) -> dict[str, Any]:
         process = _Process(self._setup, self._policy.channels)
         self._holder.append(process)
@@ -201,13 +214,13 @@ class Worker:
         try:
             hello = _wire.receive(process.control)
             if hello is None:
-                raise LinkError("crash", "the worker process ended while it loaded the candidate")
+                raise LinkError(CRASH, "the worker process ended while it loaded the candidate")
             if not hello.get("ok"):
                 raise _exception(hello)
         except (TimeoutError, OSError) as error:
             self._discard(process)
             raise LinkError(
-                "timeout", f"the worker process was not ready within {self._policy.start_seconds:g} s"
+                TIMEOUT, f"the worker process was not ready within {self._policy.start_seconds:g} s"
             ) from error
         except BaseException as error:
             status = self._discard(process)
@@ -221,13 +234,12 @@ class Worker:
                 is_wanted, self._process, self.state = True, process, "ready"
         if not is_wanted:
             self._discard(process)
-            raise LinkError("closed", "the worker process was closed while it started")
+            raise LinkError(CLOSED, "the worker process was closed while it started")
         return hello
 
     def _discard(self, process: _Process) -> int:
         with contextlib.suppress(ValueError):
             self._holder.remove(process)
-        process.shadow.close()
         return process.end()
 
     @property
@@ -245,58 +257,66 @@ class Worker:
         begin = time.perf_counter()
         process = self._process
         if process is None:
-            raise LinkError("unavailable", f"the worker process is {self.state}")
+            raise LinkError(UNAVAILABLE, f"the worker process is {self.state}")
         arrays = _wire.as_arrays(inputs, self._specs)
-        if is_shadow:
-            channel = process.shadow
-        else:
-            try:
-                wait = self._policy.wait_seconds
-                channel = process.idle.get(timeout=wait if timeout_seconds is None else min(wait, timeout_seconds))
-            except queue.Empty:
-                raise LinkError("busy", f"all {self._policy.channels} channels of the worker are in use") from None
+        channel = self._take(process, timeout_seconds, is_shadow)
         hang = self._policy.hang_seconds
-        has_own_limit = timeout_seconds is not None and timeout_seconds < hang and not is_shadow
-        limit = timeout_seconds if has_own_limit else hang
-        assert limit is not None
-        end = "lost"
+        gives_up = timeout_seconds is not None and timeout_seconds < hang and not is_shadow
+        limit = timeout_seconds if gives_up and timeout_seconds is not None else hang
+        end = "done"  # what becomes of the channel: done, late (a reply may still come), lost
         try:
             rows, stop = _wire.places(arrays, 0)
-            memory = channel.arena.map(stop)
-            _wire.put(memory, rows, arrays)
+            _wire.put(channel.arena.map(stop), rows, arrays)
             channel.socket.settimeout(limit)
-            _wire.send(
-                channel.socket,
-                {"size": channel.arena.size_bytes, "end": stop, "inputs": rows, "timeout": timeout_seconds},
-            )
+            size = channel.arena.size_bytes
+            end = "late"
+            # It stops between two steps a little earlier, so that its answer is not late.
+            timeout = None if timeout_seconds is None else timeout_seconds * 0.9
+            _wire.send(channel.socket, {"size": size, "end": stop, "inputs": rows, "timeout": timeout})
             reply = _wire.receive(channel.socket)
-            if reply is not None:
-                outputs = self._outputs(reply, channel)
-                end = "done"
-                hop = time.perf_counter() - begin - reply["seconds"]
-                self.hops.append(hop)
-                self.hop_count += 1
-                return Reply(outputs, reply["seconds"], hop, reply["runs"])
-        except TimeoutError:
-            if has_own_limit:
-                end = "late"
-                raise LinkError("timeout", f"the candidate did not answer within {limit:.3g} s") from None
-            self._lost(process, f"hang: no answer within {hang:g} s")
-            raise LinkError("timeout", f"the candidate hung for {hang:g} s, and its process was killed") from None
-        except OSError:
-            pass
-        except LinkError:
-            raise
-        except AotError as error:  # the model's own, or shared memory is short: the channel is in order
+            if reply is None:
+                raise ConnectionError
             end = "done"
+            outputs = self._outputs(reply, channel)
+            hop = time.perf_counter() - begin - reply["seconds"]
+            self.hops.append(hop)
+            self.hop_count += 1
+            return Reply(outputs, reply["seconds"], hop, reply["runs"])
+        except TimeoutError:
+            if gives_up:
+                raise LinkError(TIMEOUT, f"the candidate did not answer within {limit:.3g} s") from None
+            end = "lost"
+            self._lost(process, f"hang: no answer within {hang:g} s")
+            raise LinkError(TIMEOUT, f"the candidate hung for {hang:g} s, and its process was killed") from None
+        except OSError:
+            end = "lost"
+            how = self._lost(process, "")
+            raise LinkError(CRASH, f"the worker process ended during the run ({how})") from None
+        except LinkError as error:  # it answers nonsense
+            end = "lost"
+            self._lost(process, error.message)
+            raise
+        except AotError as error:
             if error.status == _DEVICE:
-                self._lost(process, f"device error: {error.message}")
                 end = "lost"
+                self._lost(process, f"device error: {error.message}")
             raise
         finally:
             self._put_back(process, channel, end, begin)
-        how = self._lost(process, "")
-        raise LinkError("crash", f"the worker process ended during the run ({how})")
+
+    def _take(self, process: _Process, timeout_seconds: float | None, is_shadow: bool) -> _Channel:
+        """An idle channel; raises LinkError where there is none soon enough."""
+        if not is_shadow:
+            wait = self._policy.wait_seconds
+            try:
+                return process.idle.get(timeout=wait if timeout_seconds is None else min(wait, timeout_seconds))
+            except queue.Empty:
+                raise LinkError(BUSY, f"all {self._policy.channels} channels of the worker are in use") from None
+        with self._lock:
+            if process.is_lost or process.is_shadow_busy:
+                raise LinkError(UNAVAILABLE, "the worker process ended")
+            process.is_shadow_busy = True
+        return process.shadow
 
     def _outputs(self, reply: Mapping[str, Any], channel: _Channel) -> dict[str, Any]:
         """Copies of the results; raises the error that the reply holds."""
@@ -312,7 +332,7 @@ class Worker:
             if found.keys() != self._results.keys():
                 raise ValueError(f"outputs {', '.join(found)}")
         except (KeyError, ValueError, RunError) as error:
-            raise LinkError("crash", f"the worker process answered nonsense: {error}") from error
+            raise LinkError(CRASH, f"the worker process answered nonsense: {error}") from error
         return {name: found[name].copy() for name in self._results}
 
     def _put_back(self, process: _Process, channel: _Channel, end: str, begin: float) -> None:
@@ -321,8 +341,8 @@ class Worker:
             if not is_lost and end == "late":
                 waited = time.perf_counter() - begin
                 process.late.append((channel, self._clock() + self._policy.hang_seconds - waited))
-            elif not is_lost and channel is not process.shadow:
-                process.idle.put(channel)
+            elif not is_lost:
+                process.make_idle(channel)
         if is_lost:
             channel.close()
 
@@ -333,7 +353,8 @@ class Worker:
                 return self.last_loss
             is_current = self._process is process
             status = process.end()
-            self._holder.remove(process)
+            with contextlib.suppress(ValueError):
+                self._holder.remove(process)
             if not is_current or self.state == "closed":
                 return why or _how_it_ended(status)
             self._process = None
@@ -373,7 +394,7 @@ class Worker:
             if now < self._restart_at:
                 return
             self._restarts.append(now)
-        if self._file() != self._identity:
+        if not self.is_same_file():
             self._stop("the candidate's file was replaced; deploy it again")
             return
         try:
@@ -407,13 +428,13 @@ class Worker:
             except (BlockingIOError, TimeoutError):
                 waiting.append((channel, hangs_at))
                 continue
-            except RunError:
-                reply = {}
+            except LinkError:
+                reply = None
             with self._lock:
                 if reply is not None and not process.is_lost:
-                    process.idle.put(channel)
+                    process.make_idle(channel)
                     continue
-            channel.close()
+            channel.close()  # it ended, or answers nonsense: the next look, or the next request, finds the first
         with self._lock:
             if process.is_lost:
                 for channel, _ in waiting:
@@ -445,7 +466,6 @@ class Worker:
             process, self._process = self._process, None
             if process is not None and not process.is_lost:
                 process.end()
-                self._holder.remove(process)
         self._end()
 
     def forget(self) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from aot.errors import GuardError, RunError
 from aot.runtime import _tensors
+from aot.runtime.serving.causes import CRASH, LinkError
 
 ALIGN_BYTES = 64
 MOST_HEADER_BYTES = 1 << 17
@@ -131,8 +132,10 @@ def views(memory: mmap.mmap, rows: Any) -> dict[str, Any]:
                 raise ValueError(f"{name!r} at {offset!r}")
             if offset + count * dtype.itemsize > len(memory):
                 raise ValueError(f"{name!r} ends outside of the memory")
-            # frombuffer takes no count of 0
-            found[name] = np.frombuffer(memory, dtype, count, offset).reshape(shape) if count else np.empty(shape, dtype)
+            if count:
+                found[name] = np.frombuffer(memory, dtype, count, offset).reshape(shape)
+            else:  # frombuffer takes no count of 0
+                found[name] = np.empty(shape, dtype)
     except (ValueError, TypeError, KeyError) as error:
         raise RunError(f"a message of the worker process makes no sense: {error}", where="worker process") from error
     return found
@@ -147,17 +150,17 @@ def send(channel: socket.socket, message: Mapping[str, Any]) -> None:
 
 
 def receive(channel: socket.socket) -> dict[str, Any] | None:
-    """The next header; None where the other side is gone. Raises TimeoutError, and RunError for what is no header."""
+    """The next header; None where the other side is gone. Raises TimeoutError, and LinkError for what is no header."""
     try:
         data = channel.recv(MOST_HEADER_BYTES)
-    except (ConnectionError, BrokenPipeError):
+    except ConnectionError:
         return None
     if not data:
         return None
     try:
         message = json.loads(data)
-        if not isinstance(message, dict):
-            raise ValueError("not an object")
     except ValueError as error:
-        raise RunError(f"a message of the worker process makes no sense: {error}", where="worker process") from error
+        raise LinkError(CRASH, f"a message of the worker process makes no sense: {error}") from error
+    if not isinstance(message, dict):
+        raise LinkError(CRASH, "a message of the worker process makes no sense: it is no object")
     return message

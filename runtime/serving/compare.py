@@ -102,13 +102,16 @@ class Comparison:
         self.first_errors: dict[str, str] = {}
 
     def values(self, stable: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-        """{output: {metric: error}}; a metric that raises, or gives no number of at least 0, is left out and counted."""
+        """{output: {metric: error}}; a metric that raises, or gives no number of at least 0, is left out, and counted.
+
+        For outputs of different shapes (as many as the data decides) no function is asked.
+        """
         found: dict[str, dict[str, float]] = {}
         for name, metrics in self._metrics.items():
             a, b = stable[name], candidate[name]
             row = found[name] = {}
             for metric, function in metrics.items():
-                if a.shape != b.shape:  # as many as the data decides
+                if a.shape != b.shape:
                     row[metric] = 1.0 if metric == "top1" else LARGEST
                     continue
                 try:

@@ -34,10 +34,9 @@ def main(control_descriptor: int) -> None:
         seconds = time.perf_counter() - start
         if setup["faults"]:
             model = Faulty(model, setup["faults"])
-        hello = {
-            "ok": True, "inputs": [list(spec) for spec in model.inputs], "outputs": [list(spec) for spec in model.outputs],
-            "state": [list(pair) for pair in model.state], "target": model.target, "load_seconds": seconds,
-        }  # fmt: skip
+        specs = {"inputs": model.inputs, "outputs": model.outputs, "state": model.state}
+        ports = {name: [list(spec) for spec in found] for name, found in specs.items()}
+        hello = {"ok": True, "target": model.target, "load_seconds": seconds, **ports}
     except Exception as error:
         _wire.send(control, _error(error))
         return
