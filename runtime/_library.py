@@ -370,7 +370,9 @@ def exception(status: int, error: Error) -> AotError:
         from aot.runtime._tensors import conversion
 
         hint = f"{hint} {conversion(wanted, found)}".rstrip()
-    return kind(text, where=error.where.decode(errors="replace"), hint=hint)
+    made = kind(text, where=error.where.decode(errors="replace"), hint=hint)
+    made.status = status
+    return made
 
 
 def info(kind: type[Any]) -> Any:

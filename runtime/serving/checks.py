@@ -1,0 +1,56 @@
+"""What must hold of an artifact before it gets traffic: the same inputs and outputs as stable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aot.errors import ArtifactError
+from aot.runtime import TensorSpec
+
+
+def check_interface(what: str, found: Any, stable: Any) -> None:
+    """Raises ArtifactError where inputs, outputs or state of a model differ from stable's.
+
+    Names, element types, ranks, fixed extents and which extents are equal to each other count; names of extents do not.
+    """
+    renamed: dict[int | str, int | str] = {}
+    for side in ("inputs", "outputs"):
+        _check_ports(what, side, getattr(found, side), getattr(stable, side), renamed)
+    states = [tuple(pair)[:2] for pair in (found.states if hasattr(found, "states") else found.state)]
+    wanted = [tuple(pair)[:2] for pair in stable.state]
+    if states != wanted:
+        raise _differs(what, "the state", f"expected {wanted}, found {states}")
+
+
+def _check_ports(
+    what: str,
+    side: str,
+    found: Sequence[TensorSpec],
+    stable: Sequence[TensorSpec],
+    renamed: dict[int | str, int | str],
+) -> None:
+    names, wanted = [spec.name for spec in found], [spec.name for spec in stable]
+    if sorted(names) != sorted(wanted):
+        raise _differs(what, f"the {side}", f"expected {', '.join(wanted)}, found {', '.join(names)}")
+    by_name = {spec.name: spec for spec in found}
+    for expected in stable:
+        spec = by_name[expected.name]
+        fits = spec.dtype == expected.dtype and len(spec.shape) == len(expected.shape)
+        for extent, other in zip(expected.shape, spec.shape, strict=False):
+            is_fixed = isinstance(extent, int) or isinstance(other, int)
+            fits = fits and (extent == other if is_fixed else renamed.setdefault(extent, other) == other)
+        if not fits:
+            raise _differs(what, f"{side[:-1]} {spec.name!r}", f"expected {_text(expected)}, found {_text(spec)}")
+
+
+def _text(spec: TensorSpec) -> str:
+    return f"{spec.dtype}[{', '.join(map(str, spec.shape))}]"
+
+
+def _differs(what: str, port: str, message: str) -> ArtifactError:
+    return ArtifactError(
+        f"{port} differs from stable's: {message}",
+        where=what,
+        hint="A deployment replaces an artifact by one that takes and gives the same; start another deployment for it.",
+    )
