@@ -296,7 +296,8 @@ def _notes(held: Held, chosen: str | None, rows: Sequence[Mapping[str, Any]], ma
         return
     steps = [step for step in held.meta.get("host_steps", ()) if step.get("target") == chosen]
     if steps:
-        yield f"{len(steps)} nodes of {chosen} run on the CPU: {', '.join(step['op'] for step in steps)}"
+        ops = ", ".join(str(step["op"]) for step in steps)
+        yield f"{len(steps)} node{'s' if len(steps) > 1 else ''} of {chosen} on the CPU, as host steps: {ops}"
     if chosen.startswith("cuda:compute_"):
         yield "PTX: the first load on a machine waits until the driver has compiled it"
     if not machine.capability:
