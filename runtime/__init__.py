@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aot.runtime._library import prefix
 from aot.runtime._machine import Machine, target_rank, this_machine
 from aot.runtime._model import Model
 from aot.runtime._specs import DimSpec, ProgramSpec, StateSpec, TensorSpec, TraceStep, TraceTensor
-from aot.runtime.keys import Key
+
+if TYPE_CHECKING:
+    from aot.runtime.keys import Key
 
 __all__ = [
     "DimSpec",

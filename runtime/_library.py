@@ -44,7 +44,7 @@ class Error(ctypes.Structure):
     _fields_ = (
         ("struct_size", ctypes.c_size_t),
         ("status", _I32),
-        ("reserved", _I32),
+        ("reason", _I32),
         ("where", ctypes.c_char * 160),
         ("message", ctypes.c_char * 512),
         ("hint", ctypes.c_char * 256),

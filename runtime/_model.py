@@ -23,13 +23,12 @@ from aot.errors import ArtifactError, GuardError, RunError
 from aot.runtime import _library as native
 from aot.runtime import _tensors
 from aot.runtime._specs import DimSpec, ProgramSpec, StateSpec, TensorSpec, TraceStep
-from aot.runtime.keys import Key
-from aot.runtime.keys import trusted_keys as as_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aot.runtime._times import Times
+    from aot.runtime.keys import Key
 
 _MAP_WEIGHTS, _ANY_WEIGHTS = 1, 2
 _PROFILE, _NO_GRAPH, _FULL_EDGES, _POISON = 1, 4, 8, 16
@@ -88,6 +87,8 @@ class Model:
         options.temporary_directory = os.fsencode(temporary_directory) if temporary_directory else None
         options.device, options.context = device, context
         if trusted_keys is not None:
+            from aot.runtime.keys import trusted_keys as as_keys
+
             keys = as_keys(trusted_keys)
             options.trusted_keys, options.trusted_key_count = b"".join(keys), len(keys)
         keep: list[Any] = []

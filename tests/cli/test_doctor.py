@@ -138,7 +138,7 @@ def test_notes(tmp_path: Path) -> None:
     assert notes[0].startswith("cuda:sm_90a does not run: ") and "gives them" in notes[1]
     meta = META | {"host_steps": [{"target": "cuda:sm_90a", "node": "/n", "op": "unique", "why": "no kernel"}]}
     assert (
-        "1 node of cuda:sm_90a run on the CPU: unique"
+        "1 node of cuda:sm_90a on the CPU, as host steps: unique"
         in diagnosis(saved(tmp_path, SM90A, meta=meta), "sm=90")["notes"]
     )
 
