@@ -27,6 +27,7 @@ COMMANDS = {
     "doctor": "Say whether an artifact runs on a machine, and what repairs it.",
     "selftest": "Run the inputs that an artifact holds, and check numbers and latency.",
     "sign": "Sign an artifact, verify who signed it, or make keys.",
+    "package": "Put artifacts into an OCI layout for registries, or get one out of it.",
     "opt": "Run compiler passes on a model or on IR text.",
     "diff": "Show what changed between two artifacts.",
 }
