@@ -20,7 +20,7 @@ def check_interface(what: str, found: Any, stable: Any) -> None:
     states = [tuple(pair)[:2] for pair in (found.states if hasattr(found, "states") else found.state)]
     wanted = [tuple(pair)[:2] for pair in stable.state]
     if states != wanted:
-        raise _differs(what, "the state", f"expected {wanted}, found {states}")
+        raise _differs(what, "its state is", f"expected {wanted}, found {states}")
 
 
 def _check_ports(
@@ -32,7 +32,7 @@ def _check_ports(
 ) -> None:
     names, wanted = [spec.name for spec in found], [spec.name for spec in stable]
     if sorted(names) != sorted(wanted):
-        raise _differs(what, f"the {side}", f"expected {', '.join(wanted)}, found {', '.join(names)}")
+        raise _differs(what, f"its {side} are", f"expected {', '.join(wanted)}, found {', '.join(names)}")
     by_name = {spec.name: spec for spec in found}
     for expected in stable:
         spec = by_name[expected.name]
@@ -41,7 +41,7 @@ def _check_ports(
             is_fixed = isinstance(extent, int) or isinstance(other, int)
             fits = fits and (extent == other if is_fixed else renamed.setdefault(extent, other) == other)
         if not fits:
-            raise _differs(what, f"{side[:-1]} {spec.name!r}", f"expected {_text(expected)}, found {_text(spec)}")
+            raise _differs(what, f"its {side[:-1]} {spec.name!r} is", f"expected {_text(expected)}, found {_text(spec)}")
 
 
 def _text(spec: TensorSpec) -> str:
@@ -50,7 +50,7 @@ def _text(spec: TensorSpec) -> str:
 
 def _differs(what: str, port: str, message: str) -> ArtifactError:
     return ArtifactError(
-        f"{port} differs from stable's: {message}",
+        f"{port} not as stable has it: {message}",
         where=what,
         hint="A deployment replaces an artifact by one that takes and gives the same; start another deployment for it.",
     )
