@@ -41,7 +41,9 @@ def _check_ports(
             is_fixed = isinstance(extent, int) or isinstance(other, int)
             fits = fits and (extent == other if is_fixed else renamed.setdefault(extent, other) == other)
         if not fits:
-            raise _differs(what, f"its {side[:-1]} {spec.name!r} is", f"expected {_text(expected)}, found {_text(spec)}")
+            raise _differs(
+                what, f"its {side[:-1]} {spec.name!r} is", f"expected {_text(expected)}, found {_text(spec)}"
+            )
 
 
 def _text(spec: TensorSpec) -> str:

@@ -191,7 +191,7 @@ def test_a_deadline_goes_to_all_links_together(deploy: Deployments) -> None:
             time.sleep(0.02)
             return Failing(model, 7).run(inputs, **options)
 
-    link.runs = Slow()  # type: ignore[assignment]
+    link.runs = Slow()
     assert deployment.run_detailed({"x": X}, deadline_seconds=60).link == "cpu:x86-64"
     assert 14 < given[0] <= 15
     with pytest.raises(RefusedError, match="stable: timeout, cpu:x86-64: timeout"):

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from aot.errors import GuardError, RunError
-from aot.runtime.serving import Canary, DeploymentPolicy, Pair, Request, Verdict, WorkerPolicy
+from aot.runtime.serving import Canary, Deployment, DeploymentPolicy, Pair, Request, Verdict, WorkerPolicy
 from aot.runtime.serving.faults import Fault
+from aot.runtime.serving.rollout import Rollout
 from tests.runtime import handmade
 from tests.serving import models
 from tests.serving.conftest import Deployments
@@ -21,7 +22,7 @@ from tests.serving.test_worker import until
 X = handmade.batch_of(6)
 Y = handmade.expected(X)
 WORSE = models.dense(every_value="v + 100")
-SHADOWED = {"shadow_share": 1.0, "isolation": "none", "cold_runs": 1, "decide_seconds": 0.01}
+SHADOWED = {"shadow_share": 1.0, "isolation": "none", "cold_runs": 1, "decide_seconds": 0.01, "shadow_load": 1.0}
 
 
 class Script(Canary):
@@ -58,6 +59,11 @@ class Script(Canary):
 @pytest.fixture
 def canary(tmp_path: Path) -> Script:
     return Script(tmp_path / "canary")
+
+
+def rollout_of(deployment: Deployment) -> Rollout:
+    assert deployment._rollout is not None
+    return deployment._rollout
 
 
 def settle(deployment: Any, canary: Script, pairs: int) -> None:
@@ -130,8 +136,21 @@ def test_the_queue_is_bounded(deploy: Deployments, canary: Script) -> None:
         deployment.close()
 
 
+def test_the_thread_rests_in_proportion_to_its_work(deploy: Deployments, canary: Script) -> None:
+    """With a load of nearly nothing the second pair waits; a rollback does not."""
+    policy = DeploymentPolicy(**{**SHADOWED, "shadow_load": 1e-9})  # type: ignore[arg-type]
+    deployment = deploy(models.dense(), WORSE, canary=canary, policy=policy)
+    for _ in range(5):
+        deployment.run({"x": X})
+    until(lambda: canary.pairs())
+    assert not deployment.wait_for_shadow(0.2)
+    deployment.roll_back()
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "aot-serving-shadow"])
+    assert len(canary.pairs()) == 1
+
+
 def test_a_share_of_requests_is_shadowed(deploy: Deployments) -> None:
-    policy = DeploymentPolicy(shadow_share=0.2, isolation="none", shadow_requests=10_000)
+    policy = DeploymentPolicy(shadow_share=0.2, isolation="none", shadow_requests=10_000, shadow_load=1.0)
     deployment = deploy(models.dense(), WORSE, policy=policy)
     for _ in range(1000):
         deployment.run({"x": X})
@@ -229,7 +248,7 @@ def test_requests_are_recorded_with_a_control_group(deploy: Deployments, tmp_pat
     policy = DeploymentPolicy(**{**SHADOWED, "shadow_share": 0.0})  # type: ignore[arg-type]
     deployment = deploy(models.dense(), WORSE, canary=canary, policy=policy, test_faults=[Fault("guard", every=2)])
     answered = {f"user-{number}": deployment.run_detailed({"x": X}, key=f"user-{number}") for number in range(400)}
-    until(lambda: not deployment._rollout.records)
+    until(lambda: not rollout_of(deployment).records)
     until(lambda: len(canary.requests()) >= 150)
     by_version: dict[str, list[Request]] = {"stable": [], "candidate": []}
     for request in canary.requests():
@@ -284,11 +303,11 @@ def test_a_full_disk(deploy: Deployments, tmp_path: Path) -> None:
 def test_records_that_nobody_takes_are_bounded(deploy: Deployments, canary: Script) -> None:
     policy = DeploymentPolicy(**{**SHADOWED, "decide_seconds": 1e6}, most_records=10)  # type: ignore[arg-type]
     deployment = deploy(models.dense(), WORSE, canary=canary, policy=policy)
-    until(lambda: deployment._rollout._decide_at)
+    until(lambda: rollout_of(deployment)._decide_at)
     for _ in range(30):
         deployment.run({"x": X})
     assert deployment.wait_for_shadow(30)
-    assert deployment.statistics()["records_dropped"] + len(deployment._rollout.records) == 30
+    assert deployment.statistics()["records_dropped"] + len(rollout_of(deployment).records) == 30
     assert deployment.statistics()["records_dropped"] >= 20
 
 

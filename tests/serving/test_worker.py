@@ -46,6 +46,11 @@ def is_alive(process_id: int) -> bool:
     return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+def tended(worker: Worker) -> Worker:
+    worker.tend()
+    return worker
+
+
 def open_files() -> int:
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
@@ -91,7 +96,7 @@ def test_runs_and_describes(start: Started, tmp_path: Path) -> None:
 def test_inputs_of_other_kinds(start: Started) -> None:
     worker = start()
     wanted = handmade.expected(X)
-    for x in (np.asfortranarray(X), np.repeat(X, 2, axis=1)[:, ::2], memoryview(X)):
+    for x in (np.asfortranarray(X), np.repeat(X, 2, axis=1)[:, ::2], memoryview(X.data)):
         np.testing.assert_array_equal(worker.run({"x": x}, None).outputs["y"], wanted)
     with pytest.raises(GuardError, match="expected element type f32, got f64"):
         worker.run({"x": X.astype(np.float64)}, None)
@@ -139,7 +144,7 @@ def test_a_crash_in_a_kernel(start: Started) -> None:
 def test_a_hang_in_a_kernel(start: Started) -> None:
     worker = start(models.dense(models.HANG))
     first = worker.process_id
-    with pytest.raises(LinkError, match="hung for 0.5 s") as caught:
+    with pytest.raises(LinkError, match="hung for") as caught:
         worker.run({"x": POISON}, None)
     assert caught.value.cause == "timeout" and first is not None and not is_alive(first)
     worker.tend()
@@ -166,7 +171,7 @@ def test_a_request_that_gave_up_on_a_hang(start: Started) -> None:
     with pytest.raises(LinkError, match="did not answer"):
         worker.run({"x": X}, 0.02)
     assert worker.state == "ready"
-    until(lambda: (worker.tend(), worker.losses)[1])
+    until(lambda: tended(worker).losses)
     assert start.events[0] == ("worker_lost", "hang: no answer within 0.5 s")
 
 
@@ -194,7 +199,7 @@ def test_killed_while_idle(start: Started) -> None:
     worker = start()
     assert worker.process_id is not None
     os.kill(worker.process_id, signal.SIGKILL)
-    until(lambda: (worker.tend(), worker.restarts)[1])
+    until(lambda: tended(worker).restarts)
     assert worker.run({"x": X}, None).runs == 1
 
 
