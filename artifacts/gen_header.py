@@ -23,6 +23,7 @@ _C_TYPES = {
     "str": "uint32_t",
     "dim": "uint32_t",
 }
+_BYTES = {"sha256": 32, "ed25519": 64}
 
 
 def _enum(name: str, values: type[IntEnum]) -> str:
@@ -32,8 +33,8 @@ def _enum(name: str, values: type[IntEnum]) -> str:
 
 def _member(field: Field) -> str:
     note = f"  // {field.doc}" if field.doc else ""
-    if field.kind == "sha256":
-        return f"    uint8_t {field.name}[32];{note}\n"
+    if field.kind in _BYTES:
+        return f"    uint8_t {field.name}[{_BYTES[str(field.kind)]}];{note}\n"
     return f"    {'Run' if field.is_run else _C_TYPES[str(field.kind)]} {field.name};{note}\n"
 
 
@@ -83,6 +84,7 @@ def header_text() -> str:
         _enum("step_flag", layout.StepFlag),
         _enum("kernel_flag", layout.KernelFlag),
         _enum("symbol_flag", layout.SymbolFlag),
+        _enum("signature_algorithm", layout.SignatureAlgorithm),
         _enum("flow_flag", layout.FlowFlag),
         _enum("space", Space),
         _enum("guard_kind", GuardKind),

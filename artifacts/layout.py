@@ -13,7 +13,7 @@ from typing import Any
 
 MAGIC = b"AOTC\r\n\x1a\n"  # as PNG does: a transfer that rewrites line ends is caught at once
 MAJOR = 1
-MINOR = 5
+MINOR = 6
 WEIGHTS_ALIGN_BYTES = 4096
 SECTION_ALIGN_BYTES = 64
 CONSTANT_ALIGN_BYTES = 64
@@ -48,6 +48,7 @@ class Section(IntEnum):
     FLOW = 21
     HOST = 22
     TENSORS = 23
+    SIGNATURE = 24
 
 
 class SectionFlag(IntEnum):
@@ -104,13 +105,18 @@ class SymbolFlag(IntEnum):
     HAS_HI = 1
 
 
+class SignatureAlgorithm(IntEnum):
+    ED25519 = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """One field of a record.
 
-    Kinds: u32, u64, i64, f64, sha256; str (offset of a NUL-terminated string); dim (index of a
-    dimension); integers, dims, strings (first, count: a run of the integers section, whose entries
-    are plain, dimension indices, string offsets); or a Section (first, count: a run of its records).
+    Kinds: u32, u64, i64, f64, sha256, ed25519 (64 bytes of a signature); str (offset of a
+    NUL-terminated string); dim (index of a dimension); integers, dims, strings (first, count: a run of
+    the integers section, whose entries are plain, dimension indices, string offsets); or a Section
+    (first, count: a run of its records).
     """
 
     name: str
@@ -128,7 +134,7 @@ class Field:
         return "II" if self.is_run else _FORMATS[str(self.kind)]
 
 
-_FORMATS = {"u32": "I", "u64": "Q", "i64": "q", "f64": "d", "sha256": "32s", "str": "I", "dim": "I"}
+_FORMATS = {"u32": "I", "u64": "Q", "i64": "q", "f64": "d", "sha256": "32s", "ed25519": "64s", "str": "I", "dim": "I"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,12 +377,20 @@ RECORDS = (
         ("shape", "dims"),
         ("strides", "dims", "in elements"),
     ),
+    _record(
+        "SignatureEntry",
+        Section.SIGNATURE,
+        ("algorithm", "u32", "SignatureAlgorithm; a reader skips one that it does not know"),
+        ("reserved", "u32"),
+        ("key", "sha256", "SHA-256 of the 32 bytes of the public key"),
+        ("signature", "ed25519"),
+    ),
 )
 RECORD_OF = {record.section: record for record in RECORDS}
 
-OPTIONAL_SECTIONS = frozenset({Section.META, Section.SELF_TEST, Section.DEBUG, Section.TENSORS})
+OPTIONAL_SECTIONS = frozenset({Section.META, Section.SELF_TEST, Section.DEBUG, Section.TENSORS, Section.SIGNATURE})
 LATER_SECTIONS = frozenset(
-    {Section.FLOW, Section.HOST, Section.TENSORS}
+    {Section.FLOW, Section.HOST, Section.TENSORS, Section.SIGNATURE}
 )  # absent from files that do not need them, so older readers take those
 TREE_SECTIONS = frozenset({Section.CODE, Section.WEIGHTS, Section.SELF_TEST, Section.DEBUG})  # the large ones
 BYTE_SECTIONS = frozenset(

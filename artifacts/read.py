@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,12 +20,11 @@ from aot.artifacts.layout import (
     KernelFlag,
     Record,
     Section,
-    SectionFlag,
     StepFlag,
     SymbolFlag,
     WeightsMode,
 )
-from aot.artifacts.write import header_digest, section_digest
+from aot.artifacts.table import View, damaged, read_entries
 from aot.dims import Dim, Symbol
 from aot.dtypes import DType
 from aot.errors import ArtifactError
@@ -54,110 +52,18 @@ from aot.program import (
     StepResult,
 )
 
-_HINT = "Copy or download the file again, or build it again."
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A row of the section table."""
-
-    kind: int
-    flags: int
-    offset: int
-    bytes: int
-    count: int
-    entry_bytes: int
-
-    @property
-    def name(self) -> str:
-        return Section(self.kind).name.lower() if self.kind in list(Section) else f"section {self.kind}"
-
-
-def damaged(message: str, where: str, offset: int) -> NoReturn:
-    """Raises the ArtifactError of a damaged file."""
-    raise ArtifactError(f"the artifact is damaged: {where} at offset {offset}: {message}", hint=_HINT)
-
-
-def read_entries(data: memoryview) -> dict[int, Entry]:
-    """The section table, with header, hashes, order, alignment and padding checked."""
-    if len(data) < layout.HEADER.size_bytes:
-        damaged(f"the file has {len(data)} bytes, fewer than a header", "header", 0)
-    values = dict(zip((f.name for f in layout.HEADER.fields), layout.HEADER.struct.unpack_from(data), strict=True))
-    if bytes(data[:8]) != layout.MAGIC:
-        damaged("this is not an aotc artifact, or its first bytes are lost (wrong magic)", "header", 0)
-    if values["file_bytes"] != len(data):
-        damaged(f"the header says {values['file_bytes']} bytes, the file has {len(data)} (truncated?)", "header", 16)
-    header_bytes, offset = values["header_bytes"], values["table_offset"]
-    count, size = values["section_count"], values["section_entry_bytes"]
-    if not layout.HEADER.size_bytes <= header_bytes <= len(data):
-        damaged(f"header size {header_bytes}", "header", 12)
-    if size < layout.SECTION.size_bytes or offset < header_bytes or offset + count * size > len(data):
-        damaged(f"{count} sections of {size} bytes at {offset} do not fit the file", "section table", 64)
-    table = bytes(data[offset : offset + count * size])
-    if header_digest(bytes(data[:header_bytes]), table) != values["digest"]:
-        damaged("the digest of header and section table does not hold", "header", 32)
-    major, minor = values["version"] & 0xFFFF, values["version"] >> 16
-    if major != layout.MAJOR:
-        raise ArtifactError(
-            f"the artifact has format version {major}.{minor}, this reader knows {layout.MAJOR}.x",
-            hint="Use an aotc of the same major version, or build the artifact again with this one.",
-        )
-    return _check_sections(data, table, count, size, header_bytes, offset, f"{major}.{minor}")
-
-
-def _check_sections(
-    data: memoryview, table: bytes, count: int, size: int, header_bytes: int, offset: int, version: str
-) -> dict[int, Entry]:
-    entries: dict[int, Entry] = {}
-    _check_zero(data, header_bytes, offset, "header")
-    end = offset + count * size
-    for number in range(count):
-        where = offset + number * size
-        kind, flags, start, length, rows, entry_bytes, alignment, reserved, digest = layout.SECTION.struct.unpack_from(
-            table, number * size
-        )
-        entry = Entry(kind, flags, start, length, rows, entry_bytes)
-        if kind in entries:
-            damaged("the section is there twice", entry.name, where)
-        if start < end or start > len(data) or length > len(data) - start:
-            damaged(
-                f"bytes {start}..{start + length} overlap another section or the end of the file", entry.name, where
-            )
-        if alignment == 0 or alignment & (alignment - 1) or start % alignment or reserved:
-            damaged("the section is misaligned", entry.name, where)
-        _check_zero(data, end, start, entry.name)
-        end = start + length
-        if section_digest(data[start:end], flags) != digest:
-            damaged("the section's bytes do not match their SHA-256", entry.name, start)
-        if kind in list(Section):
-            known = 0 if kind in layout.BYTE_SECTIONS else layout.RECORD_OF[Section(kind)].size_bytes
-            if bool(known) != bool(entry_bytes) or (known and rows * entry_bytes != length):
-                damaged(f"{rows} records of {entry_bytes} bytes do not fill {length} bytes", entry.name, where)
-        elif flags & SectionFlag.REQUIRED:
-            raise ArtifactError(
-                f"the artifact (format version {version}) needs {entry.name}, which this reader does not know",
-                hint="Use a newer aotc.",
-            )
-        entries[kind] = entry
-    if end != len(data):
-        damaged("bytes behind the last section", "file", end)
-    for kind in Section:
-        if kind not in layout.OPTIONAL_SECTIONS | layout.LATER_SECTIONS and kind not in entries:
-            damaged(f"section {kind.name.lower()} is missing", "section table", offset)
-    return entries
-
-
-def _check_zero(data: memoryview, start: int, end: int, where: str) -> None:
-    if end > start and any(data[start:end]):
-        damaged("padding bytes are not zero", where, start)
-
 
 class Reader:
-    """Parsed sections. `programs()` builds Program objects from them."""
+    """Parsed sections. `programs()` builds Program objects from them.
 
-    def __init__(self, data: bytes | memoryview) -> None:
-        self.data = memoryview(data)
-        self.entries = read_entries(self.data)
+    `only`: the sections that are read and compared with their digests, of a View that shall not be read as a whole;
+    the others are as if they were empty, and there are no programs to build.
+    """
+
+    def __init__(self, data: bytes | View, only: frozenset[Section] | None = None) -> None:
+        self.data: View = memoryview(data) if isinstance(data, bytes | bytearray) else data
+        self.entries = read_entries(self.data, only)
+        self.only = only
         self.strings = bytes(self.section(Section.STRINGS))
         if not self.strings or self.strings[-1]:
             self.fail(Section.STRINGS, "the last string has no end")
@@ -171,8 +77,8 @@ class Reader:
 
     def section(self, kind: Section) -> memoryview:
         """The bytes of a section; empty where it is absent."""
-        entry = self.entries.get(kind)
-        return self.data[entry.offset : entry.offset + entry.bytes] if entry else self.data[:0]
+        entry = self.entries.get(kind) if self.only is None or kind in self.only else None
+        return self.data[entry.offset : entry.offset + entry.bytes] if entry else memoryview(b"")
 
     def fail(self, kind: Section, message: str) -> NoReturn:
         damaged(message, kind.name.lower(), self.entries[kind].offset)
@@ -192,15 +98,15 @@ class Reader:
     def _records(self, record: Record) -> list[dict[str, Any]]:
         """Every record of a section as a dict; runs become (first, count)."""
         assert record.section is not None
-        if record.section not in self.entries:
+        if record.section not in self.entries or (self.only is not None and record.section not in self.only):
             return []
-        entry = self.entries[record.section]
+        entry, data = self.entries[record.section], self.section(record.section)
         packing = record.struct
         shared = min(packing.size, entry.entry_bytes)
         rows = []
         for number in range(entry.count):
-            start = entry.offset + number * entry.entry_bytes
-            raw = bytes(self.data[start : start + shared]).ljust(packing.size, b"\0")
+            start = number * entry.entry_bytes
+            raw = bytes(data[start : start + shared]).ljust(packing.size, b"\0")
             values: Iterator[Any] = iter(packing.unpack(raw))
             row: dict[str, Any] = {}
             for field in record.fields:

@@ -81,7 +81,7 @@ def write(
         for block, environment in zip(*_called(program), strict=True):
             tables.add_program(block, environment)
     sections = tables.sections()
-    sections[Section.META] = _json(meta)
+    sections[Section.META] = write_json(meta)
     if self_test is not None:
         sections[Section.SELF_TEST] = safetensors.write(self_test)[0]
     if debug is not None:
@@ -101,7 +101,8 @@ def _blocks(programs: Sequence[Program]) -> tuple[Program, ...]:
     return tuple(block for program in programs for block in _called(program)[0])
 
 
-def _json(value: Any) -> bytes:
+def write_json(value: Any) -> bytes:
+    """What the metadata section holds."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, indent=1).encode()
 
 
@@ -446,6 +447,21 @@ def header_digest(header: bytes, table: bytes) -> bytes:
     return hashlib.sha256(header[:32] + header[64:] + table).digest()
 
 
+def alignment_of(kind: Section) -> int:
+    """Of a section's offset."""
+    return layout.WEIGHTS_ALIGN_BYTES if kind == Section.WEIGHTS else layout.SECTION_ALIGN_BYTES
+
+
+def section_row(kind: Section, data: bytes | bytearray, position: int = 0) -> bytes:
+    """The entry of a section in the table."""
+    flags = 0 if kind in layout.OPTIONAL_SECTIONS else int(SectionFlag.REQUIRED)
+    flags |= SectionFlag.TREE if kind in layout.TREE_SECTIONS else 0
+    entry_bytes = 0 if kind in layout.BYTE_SECTIONS else layout.RECORD_OF[kind].size_bytes
+    count = len(data) // entry_bytes if entry_bytes else 0
+    numbers = (position, len(data), count, entry_bytes, alignment_of(kind), 0)
+    return layout.SECTION.struct.pack(kind, flags, *numbers, section_digest(data, flags))
+
+
 def assemble(sections: Mapping[Section, bytes | bytearray]) -> bytes:
     """Header, section table and sections, in the order of their numbers with the weights last."""
     order = sorted(sections, key=lambda kind: (kind == Section.WEIGHTS, kind))
@@ -455,18 +471,10 @@ def assemble(sections: Mapping[Section, bytes | bytearray]) -> bytes:
     parts: list[bytes | bytearray] = []
     for kind in order:
         data = sections[kind]
-        alignment = layout.WEIGHTS_ALIGN_BYTES if kind == Section.WEIGHTS else layout.SECTION_ALIGN_BYTES
-        padding = -position % alignment
+        padding = -position % alignment_of(kind)
         parts.extend((bytes(padding), data))
         position += padding
-        flags = 0 if kind in layout.OPTIONAL_SECTIONS else int(SectionFlag.REQUIRED)
-        flags |= SectionFlag.TREE if kind in layout.TREE_SECTIONS else 0
-        entry_bytes = 0 if kind in layout.BYTE_SECTIONS else layout.RECORD_OF[kind].size_bytes
-        count = len(data) // entry_bytes if entry_bytes else 0
-        digest = section_digest(data, flags)
-        entries.append(
-            layout.SECTION.struct.pack(kind, flags, position, len(data), count, entry_bytes, alignment, 0, digest)
-        )
+        entries.append(section_row(kind, data, position))
         position += len(data)
     table = b"".join(entries)
     magic = int.from_bytes(layout.MAGIC, "little")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from aot.runtime._library import prefix
 from aot.runtime._machine import Machine, target_rank, this_machine
 from aot.runtime._model import Model
 from aot.runtime._specs import DimSpec, ProgramSpec, StateSpec, TensorSpec, TraceStep, TraceTensor
+
+if TYPE_CHECKING:
+    from aot.runtime.keys import Key
 
 __all__ = [
     "DimSpec",
@@ -43,6 +46,7 @@ def load(
     graphs: bool = True,
     early_start: bool = True,
     poison: bool = False,
+    trusted_keys: Key | Iterable[Key] | None = None,
 ) -> Model:
     """Loads an artifact from a path or from its bytes.
 
@@ -57,9 +61,12 @@ def load(
     `graphs`: on a GPU, launch a run as one CUDA graph; without, kernel by kernel, with the same bits. `early_start`:
     kernels may start before those ahead of them have ended, and wait inside; without it too, the bits are the same.
     `poison`: on a GPU, fill intermediate values and results with NaN before each run: for tests.
+    `trusted_keys`: take the artifact only if one of these Ed25519 keys signed it (`aotc sign`): paths of PEM files, PEM
+    text, or keys of 32 bytes. Decided before code or weights are looked at; weights from elsewhere must then be those
+    of the build, whatever `verify_weights` says. Needs the system's libcrypto.
 
-    Raises ArtifactError for a file that is damaged or of another version, TargetError where it has no
-    code for this machine.
+    Raises ArtifactError for a file that is damaged, of another version or not signed by a trusted key, TargetError
+    where it has no code for this machine.
     """
     return Model(
         artifact,
@@ -75,6 +82,7 @@ def load(
         graphs=graphs,
         early_start=early_start,
         poison=poison,
+        trusted_keys=trusted_keys,
     )
 
 

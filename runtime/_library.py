@@ -44,7 +44,7 @@ class Error(ctypes.Structure):
     _fields_ = (
         ("struct_size", ctypes.c_size_t),
         ("status", _I32),
-        ("reserved", _I32),
+        ("reason", _I32),
         ("where", ctypes.c_char * 160),
         ("message", ctypes.c_char * 512),
         ("hint", ctypes.c_char * 256),
@@ -72,6 +72,9 @@ class LoadOptions(ctypes.Structure):
         ("device", _I32),
         ("reserved", _I32),
         ("context", _POINTER),
+        ("trusted_keys", ctypes.c_char_p),
+        ("trusted_key_count", _U32),
+        ("reserved2", _U32),
     )
 
 
@@ -275,6 +278,7 @@ _ERRORS: dict[int, type[AotError]] = {
     8: ArtifactError,
     9: ArtifactError,
     11: RunError,
+    12: ArtifactError,
 }
 
 

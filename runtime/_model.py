@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aot.runtime._times import Times
+    from aot.runtime.keys import Key
 
 _MAP_WEIGHTS, _ANY_WEIGHTS = 1, 2
 _PROFILE, _NO_GRAPH, _FULL_EDGES, _POISON = 1, 4, 8, 16
@@ -69,6 +70,7 @@ class Model:
         graphs: bool = True,
         early_start: bool = True,
         poison: bool = False,
+        trusted_keys: Key | Iterable[Key] | None = None,
     ) -> None:
         if threads is not None and not (isinstance(threads, int) and 1 <= threads < 1 << 31):
             raise RunError(f"threads must be a number, at least 1, got {threads!r}")
@@ -84,6 +86,11 @@ class Model:
         options.flags = (_MAP_WEIGHTS if map_weights else 0) | (0 if verify_weights else _ANY_WEIGHTS)
         options.temporary_directory = os.fsencode(temporary_directory) if temporary_directory else None
         options.device, options.context = device, context
+        if trusted_keys is not None:
+            from aot.runtime.keys import trusted_keys as as_keys
+
+            keys = as_keys(trusted_keys)
+            options.trusted_keys, options.trusted_key_count = b"".join(keys), len(keys)
         keep: list[Any] = []
         if isinstance(weights, Mapping):
             keep = _fill_weights(options, weights)

@@ -340,7 +340,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             options.weights_path = weights_file();
         } else {
             Artifact artifact{Memory(&kAllocator)};
-            read_artifact(ByteSource(data, size), artifact);
+            read_artifact(ByteSource(data, size), TrustedKeys(), artifact);
             given.ask(artifact, random);
             options.weights = given.named.data();
             options.weight_count = static_cast<uint32_t>(given.named.size());

@@ -4,9 +4,11 @@
 #include <exception>
 
 #include "cpu.h"
+#include "guards.h"
 #include "machine.h"
 #include "model.h"
 #include "session.h"
+#include "statistics.h"
 
 using namespace aot;
 using namespace aot::format;
@@ -14,11 +16,14 @@ using namespace aot::format;
 struct aot_model : Model {
     using Model::Model;
     mutable std::atomic<uint32_t> holders{1};  // the caller, sessions, and pieces of device memory
+    mutable RunCounts counts;
 };
 struct aot_session : Session {
-    aot_session(const aot_model &model, const aot_session_options &options) : Session(model, options), owner(&model) {
+    aot_session(const aot_model &model, const aot_session_options &options)
+        : Session(model, options), counter(model.counts), owner(&model) {
         owner->holders.fetch_add(1, std::memory_order_relaxed);
     }
+    RunCounter counter;
     const aot_model *const owner;
 };
 struct aot_pool : Pool {
@@ -27,11 +32,13 @@ struct aot_pool : Pool {
 
 namespace {
 
-int32_t report(aot_error *error, const Failure &failure) {
+int32_t report(aot_error *error, const Failure &failure, int32_t *reason) {
+    if (reason) *reason = failure.reason;
     if (error) {
         aot_error filled{};
         filled.struct_size = sizeof filled;
         filled.status = failure.status;
+        filled.reason = failure.reason;
         memcpy(filled.where, failure.where, sizeof filled.where);
         memcpy(filled.message, failure.message, sizeof filled.message);
         memcpy(filled.hint, failure.hint, sizeof filled.hint);
@@ -41,17 +48,17 @@ int32_t report(aot_error *error, const Failure &failure) {
 }
 
 // The status and the text of the exception that is being handled. One function, since every `guarded` needs it.
-[[gnu::noinline, gnu::cold]] int32_t caught(aot_error *error) noexcept {
+[[gnu::noinline, gnu::cold]] int32_t caught(aot_error *error, int32_t *reason = nullptr) noexcept {
     try {
         throw;
     } catch (const Failure &failure) {
-        return report(error, failure);
+        return report(error, failure, reason);
     } catch (const std::bad_alloc &) {
-        return report(error, Failure(AOT_ERROR_MEMORY, "", "Free memory, or use smaller inputs.", "out of memory"));
+        return report(error, Failure(AOT_ERROR_MEMORY, "", "Free memory, or use smaller inputs.", "out of memory"), reason);
     } catch (const std::exception &exception) {
-        return report(error, Failure(AOT_ERROR_INTERNAL, "", "Please report this.", "%s", exception.what()));
+        return report(error, Failure(AOT_ERROR_INTERNAL, "", "Please report this.", "%s", exception.what()), reason);
     } catch (...) {
-        return report(error, Failure(AOT_ERROR_INTERNAL, "", "Please report this.", "unknown exception"));
+        return report(error, Failure(AOT_ERROR_INTERNAL, "", "Please report this.", "unknown exception"), reason);
     }
 }
 
@@ -191,8 +198,31 @@ const char *aot_version(void) { return AOT_VERSION_STRING; }
 
 const char *aot_status_name(int32_t status) {
     static const char *const names[] = {"ok",     "argument",  "damaged", "version", "target",  "guard",
-                                        "memory", "cancelled", "io",      "weights", "internal", "device"};
-    return status >= 0 && status <= AOT_ERROR_DEVICE ? names[status] : "unknown";
+                                        "memory", "cancelled", "io",      "weights", "internal", "device", "signature"};
+    return status >= 0 && status <= AOT_ERROR_SIGNATURE ? names[status] : "unknown";
+}
+
+const char *aot_reason_name(int32_t reason) {
+    static const char *const names[] = {"none",  "missing", "place",  "dtype",     "rank",    "extent", "range", "relation",
+                                        "value", "layout",  "alignment", "overlap", "data", "capture", "size"};
+    if (reason >= 0 && reason <= AOT_REASON_SIZE) return names[reason];
+    switch (reason) {
+        case AOT_REASON_CANCEL_FLAG: return "cancel flag";
+        case AOT_REASON_DEADLINE: return "deadline";
+        case AOT_REASON_DEVICE_LOST: return "device lost";
+        default: return "unknown";
+    }
+}
+
+int32_t aot_status_advice(int32_t status, int32_t reason) {
+    switch (status) {
+        case AOT_OK: return AOT_ADVICE_NONE;
+        case AOT_ERROR_ARGUMENT: return AOT_ADVICE_GIVE_UP;
+        case AOT_ERROR_CANCELLED: return AOT_ADVICE_GIVE_UP;
+        case AOT_ERROR_MEMORY: return AOT_ADVICE_RETRY;
+        case AOT_ERROR_DEVICE: return reason == AOT_REASON_DEVICE_LOST ? AOT_ADVICE_RESTART : AOT_ADVICE_OTHER;
+        default: return AOT_ADVICE_OTHER;
+    }
 }
 
 int32_t aot_target_supported(const char *target) {
@@ -390,6 +420,23 @@ const char *aot_model_meta(const aot_model *model, size_t *out_bytes) {
 
 uint64_t aot_model_weight_bytes(const aot_model *model) { return model->weights.bytes; }
 
+uint64_t aot_model_shared_weight_bytes(const aot_model *model) { return model->shared_weight_bytes(); }
+
+int32_t aot_model_check(const aot_model *model, const aot_tensor *const *inputs, uint32_t input_count, aot_error *error) {
+    return guarded(error, [&] {
+        require(model, "model");
+        check_guards(*model, inputs, input_count);
+    });
+}
+
+void aot_model_statistics(const aot_model *model, aot_statistics *out_statistics) {
+    if (!model || !out_statistics) return;
+    aot_statistics found{};
+    found.struct_size = sizeof found;
+    model->counts.read(found);
+    write_info(out_statistics, found);
+}
+
 int32_t aot_model_device(const aot_model *model) { return model->device ? model->device->device.ordinal : -1; }
 
 int32_t aot_device_allocate(const aot_model *model, size_t bytes, void **out_data, aot_error *error) {
@@ -444,10 +491,16 @@ void aot_session_destroy(aot_session *session) {
 int32_t aot_session_run(aot_session *session, const aot_tensor *const *inputs, uint32_t input_count,
                         const aot_tensor *const *outputs, uint32_t output_count, const aot_run_options *options,
                         aot_error *error) {
-    return guarded(error, [&] {
+    const uint64_t start = RunCounter::ticks();
+    int32_t status = AOT_OK, reason = AOT_REASON_NONE;
+    try {
         require(session, "session");
         session->run(inputs, input_count, outputs, output_count, read_options(options));
-    });
+    } catch (...) {
+        status = caught(error, &reason);
+    }
+    if (session) session->counter.add(status, reason, start);
+    return status;
 }
 
 int32_t aot_session_prepare(aot_session *session, const aot_tensor *const *inputs, uint32_t input_count,

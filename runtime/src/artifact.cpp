@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "sha256.h"
+#include "signature.h"
 #include "validate.h"
 
 namespace aot {
@@ -19,7 +20,8 @@ Artifact::Artifact(const Memory &memory)
       recipes(strings.get_allocator()), constants(strings.get_allocator()), buffers(strings.get_allocator()),
       kernels(strings.get_allocator()), arguments(strings.get_allocator()), steps(strings.get_allocator()),
       flow(strings.get_allocator()), host(strings.get_allocator()), tensors(strings.get_allocator()),
-      programs(strings.get_allocator()), code(strings.get_allocator()), meta(strings.get_allocator()) {}
+      programs(strings.get_allocator()), signatures(strings.get_allocator()), code(strings.get_allocator()),
+      meta(strings.get_allocator()) {}
 
 Failure damaged(const char *file, const char *section, uint64_t offset, const char *format, ...) {
     char text[320];
@@ -66,10 +68,26 @@ void check_zero(const ByteSource &source, uint64_t start, uint64_t end, const ch
 
 class SectionTable {
 public:
-    explicit SectionTable(const ByteSource &source, const Memory &memory)
-        : source_(source), memory_(memory), table_(Allocator<uint8_t>(memory)) {
+    SectionTable(const ByteSource &source, const Memory &memory)
+        : source_(source), memory_(memory), header_bytes_(Allocator<uint8_t>(memory)), table_(header_bytes_.get_allocator()) {
         read_header();
         read_table();
+    }
+
+    // Throws a Failure unless the header and the table are signed as `trusted` asks.
+    void check_trust(const TrustedKeys &trusted, const Vector<SignatureEntry> &signatures) const {
+        if (trusted.is_given()) must_be_trusted(source_.name(), trusted, signatures, header_, header_bytes_, table_);
+    }
+
+    // Sections that nothing is taken from.
+    void check_unused() const {
+        for (uint32_t i = 0; i < header_.section_count; ++i) {
+            SectionEntry entry;
+            memcpy(&entry, table_.data() + size_t{i} * header_.section_entry_bytes, sizeof entry);
+            const bool known = entry.kind > 0 && entry.kind < kSectionKinds;
+            if (known && entry.kind != section::DEBUG && entry.kind != section::SELF_TEST) continue;
+            hash_unused(SectionPlace{entry.offset, entry.bytes, entry.flags, true, entry}, section_name(entry.kind));
+        }
     }
 
     const SectionPlace &place(uint32_t kind) const { return places_[kind]; }
@@ -138,7 +156,8 @@ private:
             throw damaged(source_.name(), "section table", 64, "%u sections of %u bytes do not fit the file",
                           h.section_count, h.section_entry_bytes);
         }
-        Vector<uint8_t> bytes(h.header_bytes, Allocator<uint8_t>(memory_));
+        Vector<uint8_t> &bytes = header_bytes_;
+        bytes.resize(h.header_bytes);
         source_.read(0, bytes.data(), bytes.size());
         // What was checked is what gets hashed and used, also where someone writes to the file meanwhile.
         memcpy(bytes.data(), &h, sizeof h);
@@ -188,15 +207,13 @@ private:
                               "the artifact (format version %u.%u) needs section %u, which this runtime does not know",
                               header_.version & 0xffff, header_.version >> 16, entry.kind);
             }
-            const SectionPlace found{entry.offset, entry.bytes, entry.flags, true, entry};
-            if (known) places_[entry.kind] = found;
-            if (!known || entry.kind == section::DEBUG || entry.kind == section::SELF_TEST) hash_unused(found, name);
+            if (known) places_[entry.kind] = SectionPlace{entry.offset, entry.bytes, entry.flags, true, entry};
         }
         if (end != source_.size()) throw damaged(source_.name(), "file", end, "bytes behind the last section");
         for (uint32_t kind = 1; kind < kSectionKinds; ++kind) {
             const bool optional = kind == section::META || kind == section::SELF_TEST ||
                                   kind == section::DEBUG || kind == section::FLOW || kind == section::HOST ||
-                                  kind == section::TENSORS;
+                                  kind == section::TENSORS || kind == section::SIGNATURE;
             if (!optional && !places_[kind].present) {
                 throw damaged(source_.name(), "section table", header_.table_offset, "section %s is missing",
                               section_name(kind));
@@ -228,14 +245,23 @@ private:
     const ByteSource &source_;
     const Memory &memory_;
     Header header_{};
-    Vector<uint8_t> table_;  // as hashed
+    Vector<uint8_t> header_bytes_, table_;  // as hashed
     SectionPlace places_[kSectionKinds];
 };
 
 }  // namespace
 
-void read_artifact(const ByteSource &source, Artifact &out) {
+void read_artifact(const ByteSource &source, const TrustedKeys &trusted, Artifact &out) {
     SectionTable table(source, out.memory);
+    if (const SectionPlace &place = table.place(section::SIGNATURE); place.present) {
+        if (place.entry.count > kMostSignatures || place.entry.entry_bytes < sizeof(SignatureEntry)) {
+            throw damaged(source.name(), section_name(section::SIGNATURE), place.offset, "%u records of %u bytes; %u of %zu are the most",
+                          place.entry.count, place.entry.entry_bytes, kMostSignatures, sizeof(SignatureEntry));
+        }
+        table.records(out.signatures);
+    }
+    table.check_trust(trusted, out.signatures);
+    table.check_unused();
     table.bytes(section::STRINGS, out.strings);
     table.records(out.integers);
     table.records(out.dim_code);

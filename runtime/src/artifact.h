@@ -3,11 +3,12 @@
 
 #include "base.h"
 #include "format.h"
+#include "signature.h"
 #include "source.h"
 
 namespace aot {
 
-inline constexpr uint32_t kSectionKinds = format::section::TENSORS + 1;  // sections that this reader knows, and 0
+inline constexpr uint32_t kSectionKinds = format::section::SIGNATURE + 1;  // sections that this reader knows, and 0
 
 struct SectionPlace {
     uint64_t offset = 0;
@@ -40,6 +41,7 @@ struct Artifact {
     Vector<format::HostEntry> host;
     Vector<format::TensorEntry> tensors;
     Vector<format::ProgramEntry> programs;
+    Vector<format::SignatureEntry> signatures;
     Vector<uint8_t> code;
     Vector<char> meta;
     SectionPlace weights;  // their hash is checked when they are copied
@@ -48,8 +50,9 @@ struct Artifact {
     int64_t integer(uint32_t index) const { return integers[index].value; }
 };
 
-// Parses and checks everything but the bytes of the weights. Throws a Failure.
-void read_artifact(const ByteSource &source, Artifact &out);
+// Parses and checks everything but the bytes of the weights. Where keys are given, a signature by one of them is
+// verified before anything but header, section table and signatures is looked at. Throws a Failure.
+void read_artifact(const ByteSource &source, const TrustedKeys &trusted, Artifact &out);
 
 // A Failure that says the file is damaged, and where.
 Failure damaged(const char *file, const char *section, uint64_t offset, const char *format, ...)

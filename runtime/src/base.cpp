@@ -62,6 +62,8 @@ Memory::Memory(const aot_allocator *given) {
     }
 }
 
+bool Memory::is_default() const { return allocate_ == default_allocate; }
+
 void *Memory::allocate(size_t bytes, size_t alignment) const {
     void *pointer = allocate_(user_, bytes ? bytes : 1, alignment);
     if (!pointer) throw std::bad_alloc();
@@ -73,3 +75,9 @@ void Memory::release(void *pointer, size_t bytes) const noexcept {
 }
 
 }  // namespace aot
+
+// libstdc++'s own, which it reaches by this name where an exception cannot be caught, prints, and brings 50 KB of code
+// along that make names readable.
+namespace __gnu_cxx {
+void __verbose_terminate_handler() { abort(); }
+}  // namespace __gnu_cxx

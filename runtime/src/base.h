@@ -16,6 +16,7 @@ namespace aot {
 // What went wrong. The texts are fixed-size, so that running out of memory can be reported too.
 struct Failure {
     int32_t status = AOT_ERROR_INTERNAL;
+    int32_t reason = AOT_REASON_NONE;
     char where[sizeof(aot_error::where)] = {};
     char message[sizeof(aot_error::message)] = {};
     char hint[sizeof(aot_error::hint)] = {};
@@ -23,6 +24,11 @@ struct Failure {
     Failure() = default;
     Failure(int32_t status, const char *where, const char *hint, const char *format, ...)
         __attribute__((format(printf, 5, 6)));
+
+    Failure &because(int32_t why) {
+        reason = why;
+        return *this;
+    }
 };
 
 // A text as printf makes it, cut where it is long.
@@ -36,6 +42,10 @@ public:
     explicit Memory(const aot_allocator *given = nullptr);
     void *allocate(size_t bytes, size_t alignment) const;  // throws std::bad_alloc
     void release(void *pointer, size_t bytes) const noexcept;
+    bool operator==(const Memory &other) const {
+        return allocate_ == other.allocate_ && release_ == other.release_ && user_ == other.user_;
+    }
+    bool is_default() const;  // not the caller's
 
 private:
     void *(*allocate_)(void *, size_t, size_t) = nullptr;

@@ -351,7 +351,7 @@ void Flow::refuse(const FlowEntry &entry, const char *hint, const char *format, 
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
-    throw Failure(AOT_ERROR_GUARD, model_.artifact.text(entry.where), hint, "%s", message);
+    throw Failure(AOT_ERROR_GUARD, model_.artifact.text(entry.where), hint, "%s", message).because(AOT_REASON_DATA);
 }
 
 void Flow::inconsistent(const FlowEntry &entry, const char *what) const {

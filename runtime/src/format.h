@@ -7,7 +7,7 @@ namespace aot::format {
 
 inline constexpr uint8_t kMagic[8] = {0x41, 0x4f, 0x54, 0x43, 0x0d, 0x0a, 0x1a, 0x0a};
 inline constexpr uint32_t kMajor = 1;
-inline constexpr uint32_t kMinor = 5;
+inline constexpr uint32_t kMinor = 6;
 inline constexpr uint32_t kConstantAlignBytes = 64;
 inline constexpr uint32_t kTreeChunkBytes = 65536;
 inline constexpr uint32_t kMaxRank = 64;
@@ -42,6 +42,7 @@ enum : uint32_t {
     FLOW = 21,
     HOST = 22,
     TENSORS = 23,
+    SIGNATURE = 24,
 };
 }
 
@@ -95,6 +96,12 @@ enum : uint32_t {
 namespace symbol_flag {
 enum : uint32_t {
     HAS_HI = 1,
+};
+}
+
+namespace signature_algorithm {
+enum : uint32_t {
+    ED25519 = 1,
 };
 }
 
@@ -186,6 +193,7 @@ inline const char *section_name(uint32_t kind) {
     case 21: return "flow";
     case 22: return "host";
     case 23: return "tensors";
+    case 24: return "signature";
     default: return "unknown section";
     }
 }
@@ -210,6 +218,7 @@ inline uint32_t entry_bytes(uint32_t kind) {
     case 21: return 80;
     case 22: return 24;
     case 23: return 32;
+    case 24: return 104;
     default: return 0;
     }
 }
@@ -638,6 +647,20 @@ template <class V> void visit(const TensorEntry &r, V &v) {
 }
 inline constexpr uint32_t section_of(const TensorEntry *) {
     return section::TENSORS;
+}
+
+struct SignatureEntry {
+    uint32_t algorithm;  // SignatureAlgorithm; a reader skips one that it does not know
+    uint32_t reserved;
+    uint8_t key[32];  // SHA-256 of the 32 bytes of the public key
+    uint8_t signature[64];
+};
+static_assert(sizeof(SignatureEntry) == 104, "layout");
+template <class V> void visit(const SignatureEntry &r, V &v) {
+    v.zero("reserved", r.reserved);
+}
+inline constexpr uint32_t section_of(const SignatureEntry *) {
+    return section::SIGNATURE;
 }
 
 }  // namespace aot::format

@@ -13,17 +13,17 @@ using namespace format;
 
 namespace {
 
-Failure guard(const char *what, const char *name, const char *hint, const char *message) {
+Failure guard(int32_t reason, const char *what, const char *name, const char *hint, const char *message) {
     char where[160];
     snprintf(where, sizeof where, "%s '%.120s'", what, name);
-    return Failure(AOT_ERROR_GUARD, where, hint, "%s", message);
+    return Failure(AOT_ERROR_GUARD, where, hint, "%s", message).because(reason);
 }
 
-#define AOT_GUARD(hint, ...)                                   \
+#define AOT_GUARD(reason, hint, ...)                           \
     do {                                                       \
         char message_[400];                                    \
         snprintf(message_, sizeof message_, __VA_ARGS__);      \
-        throw guard(what, name, hint, message_);               \
+        throw guard(AOT_REASON_##reason, what, name, hint, message_); \
     } while (0)
 
 void shape_text(const Model &model, const PortEntry &port, char *to, size_t size) {
@@ -57,43 +57,43 @@ void check_layout(const Model &model, const char *what, const PortEntry &port, c
     const DType &dtype = *find_dtype(port.dtype);
     const bool on_host = tensor.device_type == 1 || tensor.device_type == 3;  // 3: pinned
     if (!model.device && !on_host) {
-        AOT_GUARD("Copy the tensor to the CPU.", "expected a tensor in CPU memory, got one in %s memory (DLPack device type %d)",
+        AOT_GUARD(PLACE, "Copy the tensor to the CPU.", "expected a tensor in CPU memory, got one in %s memory (DLPack device type %d)",
                   device_name(tensor.device_type), tensor.device_type);
     }
     if (model.device && !on_host) {
         const int ordinal = model.device->device.ordinal;
         if (!cuda::is_device_memory(tensor)) {
-            AOT_GUARD("Copy the tensor to the GPU or to the CPU.",
+            AOT_GUARD(PLACE, "Copy the tensor to the GPU or to the CPU.",
                       "expected a tensor in memory of a CUDA device or the CPU, got one in %s memory (DLPack device type %d)",
                       device_name(tensor.device_type), tensor.device_type);
         }
         if (tensor.device_id != ordinal) {
-            AOT_GUARD("Copy the tensor to the model's device, or load the model for that device.",
+            AOT_GUARD(PLACE, "Copy the tensor to the model's device, or load the model for that device.",
                       "expected memory of device %d, got memory of device %d", ordinal, tensor.device_id);
         }
     }
     if (!same_dtype(tensor, port.dtype)) {
-        AOT_GUARD("Convert the array to that element type.", "expected element type %s, got %s", dtype.name,
+        AOT_GUARD(DTYPE, "Convert the array to that element type.", "expected element type %s, got %s", dtype.name,
                   dtype_name(tensor));
     }
     if (tensor.rank != static_cast<int32_t>(port.shape.count)) {
         char expected[200];
         shape_text(model, port, expected, sizeof expected);
-        AOT_GUARD("Add or remove dimensions.", "expected %u dimensions [%s], got %d", port.shape.count, expected,
+        AOT_GUARD(RANK, "Add or remove dimensions.", "expected %u dimensions [%s], got %d", port.shape.count, expected,
                   tensor.rank);
     }
-    if (tensor.rank && !tensor.shape) AOT_GUARD("", "the tensor has no shape");
+    if (tensor.rank && !tensor.shape) AOT_GUARD(MISSING, "", "the tensor has no shape");
     int64_t bytes = item_bytes(dtype);
     for (int32_t axis = 0; axis < tensor.rank; ++axis) {
         if (tensor.shape[axis] < 0 || !checked_mul(bytes, tensor.shape[axis], &bytes)) {
-            AOT_GUARD("", "dimension %d has the impossible extent %lld", axis, static_cast<long long>(tensor.shape[axis]));
+            AOT_GUARD(EXTENT, "", "dimension %d has the impossible extent %lld", axis, static_cast<long long>(tensor.shape[axis]));
         }
     }
     if (!is_dense(tensor)) {
         int64_t expected = 1;
         for (int32_t axis = tensor.rank; axis-- > 0;) {
             if (tensor.shape[axis] != 1 && tensor.strides[axis] != expected) {
-                AOT_GUARD("Make the array contiguous first.",
+                AOT_GUARD(LAYOUT, "Make the array contiguous first.",
                           "expected row-major elements without gaps: dimension %d should have stride %lld, got %lld", axis,
                           static_cast<long long>(expected), static_cast<long long>(tensor.strides[axis]));
             }
@@ -107,10 +107,10 @@ void check_data(const Model &model, const char *what, const PortEntry &port, con
     for (int32_t axis = 0; axis < tensor.rank; ++axis) {
         if (tensor.shape[axis] == 0) return;
     }
-    if (!tensor.data) AOT_GUARD("", "the tensor has no data (NULL)");
+    if (!tensor.data) AOT_GUARD(MISSING, "", "the tensor has no data (NULL)");
     const uint32_t unit = item_bytes(*find_dtype(port.dtype));
     if (reinterpret_cast<uintptr_t>(data_of(tensor)) % unit) {
-        AOT_GUARD("Copy the data to an aligned address.", "expected data aligned to %u bytes, got address %p", unit,
+        AOT_GUARD(ALIGNMENT, "Copy the data to an aligned address.", "expected data aligned to %u bytes, got address %p", unit,
                   static_cast<const void *>(data_of(tensor)));
     }
 }
@@ -142,7 +142,7 @@ void check_inputs(const Model &model, const aot_tensor *const *inputs, uint32_t 
     for (uint32_t i = 0; i < count; ++i) {
         const PortEntry &port = model.input(i);
         const char *what = "input", *name = model.artifact.text(port.name);
-        if (!inputs[i]) AOT_GUARD("Give every input.", "the input is missing");
+        if (!inputs[i]) AOT_GUARD(MISSING, "Give every input.", "the input is missing");
         check_layout(model, what, port, *inputs[i]);
         check_data(model, what, port, *inputs[i]);
     }
@@ -195,7 +195,7 @@ bool holds(const Artifact &a, const ProgramEntry &p, const GuardEntry &rule, con
     symbols_text(a, p, rule, where, sizeof where);
     snprintf(message, sizeof message, "expected %.100s %s %.100s, %s (%s)", a.text(left.text), sign, a.text(right.text), got,
              where);
-    *failure = Failure(AOT_ERROR_GUARD, "sizes of the inputs", "PyTorch found this rule when it exported the program: give inputs of such sizes, or export it again for these.", "%s", message);
+    *failure = Failure(AOT_ERROR_GUARD, "sizes of the inputs", "PyTorch found this rule when it exported the program: give inputs of such sizes, or export it again for these.", "%s", message).because(AOT_REASON_RELATION);
     return false;
 }
 
@@ -249,7 +249,7 @@ bool bind_symbols(const Model &model, const Variant &variant, const aot_tensor *
             }
             // A program for another value is not the one whose sizes the user should hear of.
             if (failure->status != AOT_ERROR_GUARD) {
-                *failure = guard(what, a.text(port.name), "Give a value that the model has a branch for.", message);
+                *failure = guard(AOT_REASON_VALUE, what, a.text(port.name), "Give a value that the model has a branch for.", message);
             }
             return false;
         }
@@ -257,6 +257,7 @@ bool bind_symbols(const Model &model, const Variant &variant, const aot_tensor *
         const DimEntry &dim = a.dims[static_cast<size_t>(a.integer(port.shape.first + rule.axis))];
         const char *name = a.text(port.name);
         char message[400];
+        int32_t reason = AOT_REASON_RANGE;
         const char *hint = "Reshape or pad the input, or build the artifact for this size from a model that takes it.";
         if (rule.kind == guard_kind::BIND) {
             if (in_range(rule, extent)) {
@@ -289,6 +290,7 @@ bool bind_symbols(const Model &model, const Variant &variant, const aot_tensor *
             const bool known = evaluate_dim(a.dim_code.data() + wanted.code.first, wanted.code.count, symbols, &expected);
             if (known && extent == expected) continue;
             const bool constant = wanted.code.count == 1 && a.dim_code[wanted.code.first].op == dim_op::CONSTANT;
+            reason = constant ? AOT_REASON_EXTENT : AOT_REASON_RELATION;
             if (constant) {
                 snprintf(message, sizeof message, "dimension %u: expected %lld, got %lld", rule.axis,
                          static_cast<long long>(expected), static_cast<long long>(extent));
@@ -297,10 +299,29 @@ bool bind_symbols(const Model &model, const Variant &variant, const aot_tensor *
                          rule.axis, a.text(wanted.text), static_cast<long long>(expected), static_cast<long long>(extent));
             }
         }
-        *failure = guard(what, name, hint, message);
+        *failure = guard(reason, what, name, hint, message);
         return false;
     }
     return true;
+}
+
+void check_guards(const Model &model, const aot_tensor *const *inputs, uint32_t count) {
+    struct NoReader final : ElementReader {
+        void read(const uint8_t *, void *, size_t) const override {
+            throw Failure(AOT_ERROR_ARGUMENT, "", "Use aot_session_prepare, or give that input in host memory.",
+                          "an input that chooses the program is in device memory, which is not read here");
+        }
+    };
+    check_inputs(model, inputs, count);
+    uint32_t most = 0;
+    for (const Variant &variant : model.variants) most = most < variant.entry->symbols.count ? variant.entry->symbols.count : most;
+    Vector<int64_t> symbols(most + 1, 0, Allocator<int64_t>(model.memory));
+    const NoReader reader;
+    Failure failure;
+    for (const Variant &variant : model.variants) {
+        if (bind_symbols(model, variant, inputs, symbols.data(), &reader, &failure)) return;
+    }
+    throw failure;
 }
 
 void check_tensor(const Model &model, const char *what, const PortEntry &port, const aot_tensor &tensor,
@@ -309,7 +330,7 @@ void check_tensor(const Model &model, const char *what, const PortEntry &port, c
     const char *name = model.artifact.text(port.name);
     for (int32_t axis = 0; axis < tensor.rank; ++axis) {
         if (tensor.shape[axis] != shape[axis]) {
-            AOT_GUARD("Give a tensor of the expected shape.", "dimension %d: expected %lld, got %lld", axis,
+            AOT_GUARD(EXTENT, "Give a tensor of the expected shape.", "dimension %d: expected %lld, got %lld", axis,
                       static_cast<long long>(shape[axis]), static_cast<long long>(tensor.shape[axis]));
         }
     }

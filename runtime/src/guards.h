@@ -19,6 +19,9 @@ public:
 bool bind_symbols(const Model &model, const Variant &variant, const aot_tensor *const *inputs, int64_t *symbols,
                   const ElementReader *reader, Failure *failure);
 
+// All of that with no session: throws a Failure where no variant takes the inputs.
+void check_guards(const Model &model, const aot_tensor *const *inputs, uint32_t count);
+
 // A bound tensor of the caller against dtype and shape; `what` is "input" or "output".
 void check_tensor(const Model &model, const char *what, const format::PortEntry &port, const aot_tensor &tensor,
                   const int64_t *shape);

@@ -10,7 +10,8 @@ using namespace format;
 Model::Model(const ByteSource &source, const aot_load_options &options)
     : memory(options.allocator), name(source.name()), artifact(memory), weights(memory),
       variants(Allocator<Variant>(memory)), blocks(variants.get_allocator()) {
-    read_artifact(source, artifact);
+    const TrustedKeys trusted{options.trusted_keys, options.trusted_key_count};
+    read_artifact(source, trusted, artifact);
     select(options);
     check_variants();
     Vector<uint32_t> programs{Allocator<uint32_t>(memory)};
@@ -21,6 +22,7 @@ Model::Model(const ByteSource &source, const aot_load_options &options)
     weight_options.given = options.weights;
     weight_options.given_count = options.weights ? options.weight_count : 0;
     weight_options.external_path = options.weights_path;
+    weight_options.is_trusted_only = trusted.is_given();
     load_weights(artifact, programs, source, weight_options, weights);
     if (is_gpu_target(artifact.text(variants[0].entry->target))) {
         device = std::make_unique<cuda::DeviceModel>(*this, options.device, static_cast<cuda::Context>(options.context));
@@ -91,6 +93,8 @@ int Model::rank_of(const ProgramEntry &program, const Machine &machine, std::str
     }
     return rank;
 }
+
+uint64_t Model::shared_weight_bytes() const { return device ? device->shared_weight_bytes() : weights.shared.shared_bytes(); }
 
 uint32_t Model::host_block_count() const {
     uint32_t count = 0;

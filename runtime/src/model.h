@@ -44,6 +44,9 @@ public:
     // Copies a constant to host memory.
     void read_constant(uint32_t program, uint32_t index, void *to, size_t bytes) const;
 
+    // Bytes of constants that other models hold as well.
+    uint64_t shared_weight_bytes() const;
+
     // How many blocks of the variants' flows run on the CPU while the model runs on a GPU.
     uint32_t host_block_count() const;
 

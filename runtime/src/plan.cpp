@@ -38,7 +38,8 @@ private:
     [[noreturn]] void fail(const char *what) const {
         throw Failure(AOT_ERROR_GUARD, model_.name.c_str(),
                       "Use inputs of other sizes: these are too large or too small for the model.",
-                      "for these shapes, %s", what);
+                      "for these shapes, %s", what)
+            .because(AOT_REASON_SIZE);
     }
     [[noreturn]] void inconsistent(const char *what) const {
         throw Failure(AOT_ERROR_INTERNAL, model_.name.c_str(), "Build the artifact again; if that does not help, report it.",

@@ -149,7 +149,8 @@ void Session::reserve(const aot_dim_value *dims, uint32_t count) {
                                 (!(symbol.flags & symbol_flag::HAS_HI) || found->value <= symbol.hi);
             if (!inside && variant + 1 == model_.variants.size()) {
                 throw Failure(AOT_ERROR_GUARD, name, "Use a value that the artifact was built for.",
-                              "%lld is outside what this dimension allows", static_cast<long long>(found->value));
+                              "%lld is outside what this dimension allows", static_cast<long long>(found->value))
+                    .because(AOT_REASON_RANGE);
             }
             fits = fits && inside;
             symbols_[i] = found->value;
@@ -236,7 +237,8 @@ void Session::check_overlap(const Plan &plan, const aot_tensor *const *inputs) c
             snprintf(where, sizeof where, "output '%.120s'", a.text(model_.output(i).name));
             throw Failure(AOT_ERROR_GUARD, where, "Give the output memory of its own.",
                           "its memory overlaps that of %s '%.200s'", is_input ? "input" : "output",
-                          a.text(is_input ? model_.input(other).name : model_.output(other - input_count).name));
+                          a.text(is_input ? model_.input(other).name : model_.output(other - input_count).name))
+                .because(AOT_REASON_OVERLAP);
         }
     }
 }
@@ -348,8 +350,10 @@ void Session::look(const aot_run_options &options) const {
 }
 
 void Session::stopped(const aot_run_options &options) const {
+    const bool is_flag = options.cancel && *options.cancel;
     throw Failure(AOT_ERROR_CANCELLED, model_.name.c_str(), "Outputs hold nothing of use.", "the run was stopped by %s",
-                  options.cancel && *options.cancel ? "its cancel flag" : "its deadline");
+                  is_flag ? "its cancel flag" : "its deadline")
+        .because(is_flag ? AOT_REASON_CANCEL_FLAG : AOT_REASON_DEADLINE);
 }
 
 // The steps of a program: its own, or those of its flow's blocks.

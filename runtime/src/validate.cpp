@@ -508,6 +508,7 @@ void validate(const Artifact &artifact, const char *file, const Offsets &offsets
     visit_all(artifact.flow, fields);
     visit_all(artifact.host, fields);
     visit_all(artifact.tensors, fields);
+    visit_all(artifact.signatures, fields);
     visit_all(artifact.programs, fields);
     for (size_t i = 0; i < artifact.dims.size(); ++i) {
         const Run code = artifact.dims[i].code;

@@ -14,18 +14,20 @@ namespace {
 
 constexpr size_t kWindowBytes = 16 * kTreeChunkBytes;  // stays in the second-level cache between hashing and copying
 
+constexpr size_t kHugePage = size_t{2} << 20;
+
 struct Range {
     uint64_t offset;  // in the section
     uint64_t bytes;
-    size_t place;  // in the block
+    const uint8_t *data;  // where it is in memory
 };
 
 class Sources final : public SourceWeights {
 public:
-    // `mapping`: the file, or NULL where it is read.
+    // `section`: the weights of the file in memory, or NULL where they are read.
     Sources(const Artifact &artifact, const ProgramEntry &program, const ByteSource &source,
-            const WeightOptions &options, const uint8_t *mapping)
-        : a_(artifact), p_(program), artifact_file_(source), mapping_(mapping), options_(options), file_(source.name()),
+            const WeightOptions &options, const uint8_t *section)
+        : a_(artifact), p_(program), artifact_file_(source), section_(section), options_(options), file_(source.name()),
           held_(Allocator<uint8_t>(artifact.memory)) {
         if (p_.weights != weights_mode::EXTERNAL) return;
         if (options.external_path) {
@@ -42,10 +44,9 @@ public:
     const uint8_t *bytes(uint32_t index) override {
         const SourceEntry &source = a_.sources[p_.sources.first + index];
         if (p_.weights == weights_mode::EMBEDDED) {
-            const uint64_t offset = a_.weights.offset + source.external_offset;
-            if (mapping_) return mapping_ + offset;
+            if (section_) return section_ + source.external_offset;
             held_.resize(static_cast<size_t>(source.bytes));
-            artifact_file_.read(offset, held_.data(), held_.size());
+            artifact_file_.read(a_.weights.offset + source.external_offset, held_.data(), held_.size());
             return held_.data();
         }
         const char *name = a_.text(source.name);
@@ -64,7 +65,7 @@ public:
             data = held_.data();
         }
         if (!data) missing(index);
-        if (!(options_.flags & AOT_LOAD_ANY_WEIGHTS)) {
+        if (!(options_.flags & AOT_LOAD_ANY_WEIGHTS) || options_.is_trusted_only) {
             Digest digest = sha256(data, static_cast<size_t>(source.bytes));
             if (memcmp(digest.bytes, source.sha256, sizeof digest.bytes) != 0) {
                 if (!is_given) {
@@ -162,7 +163,7 @@ private:
     const Artifact &a_;
     const ProgramEntry &p_;
     const ByteSource &artifact_file_;
-    const uint8_t *mapping_;
+    const uint8_t *section_;
     const WeightOptions &options_;
     const char *file_;
     Vector<uint8_t> held_;
@@ -175,60 +176,119 @@ public:
     Loader(const Artifact &artifact, const Vector<uint32_t> &programs, const ByteSource &source,
            const WeightOptions &options, Weights &out)
         : a_(artifact), programs_(programs), source_(source), options_(options), out_(out),
-          ranges_(Allocator<Range>(artifact.memory)) {}
+          is_shared_(!(options.flags & AOT_LOAD_OWN_WEIGHTS)), ranges_(Allocator<Range>(artifact.memory)) {}
+
+    ~Loader() {
+        if (match_) SharedConstants::let_go(match_);
+    }
 
     void load() {
         const bool map = options_.flags & AOT_LOAD_MAP_WEIGHTS;
-        size_t total = map ? 0 : place_embedded();
-        const size_t made = total;
-        for (uint32_t number : programs_) {
-            for_constants(number, [&](const ConstantEntry &constant, uint32_t) {
-                if (constant.flags & constant_flag::EMBEDDED) return;
-                if (constant.bytes > SIZE_MAX / 4 || total > SIZE_MAX / 4) throw std::bad_alloc();
-                total = round_up(total, kConstantAlignBytes) + static_cast<size_t>(constant.bytes);
-            });
+        if (map && options_.is_trusted_only && source_.is_file()) {
+            throw Failure(AOT_ERROR_ARGUMENT, source_.name(), "Load without mapping: models of a process share weights all the same.",
+                          "mapped weights cannot be trusted: who may write to the file could change them after the check");
         }
-        if (total) out_.block = Block(a_.memory, total, total >= (size_t{2} << 20) ? size_t{2} << 20 : 64);
+        if (!map) find_ranges();
+        const bool is_made = make_slab();
         // Sources in the file are looked at a second time, behind the hash.
-        const auto watch = map || total > made ? source_.watch() : nullptr;
-        if (map) out_.mapping = source_.map(), out_.watch = watch;
+        const auto watch = map || is_made ? source_.watch() : nullptr;
+        if (map) {
+            out_.mapping = source_.map(), out_.watch = watch;
+            section_ = out_.mapping.get() + a_.weights.offset;
+        } else if (is_made && options_.is_trusted_only) {
+            copy_ = Block(a_.memory, static_cast<size_t>(a_.weights.bytes), kConstantAlignBytes);  // what is hashed is used
+            section_ = copy_.data();
+        }
         hash_and_copy();
         if (out_.watch) out_.watch->must_be_unchanged(source_.name());  // to look at a mapping of a cut file is death
-        out_.bytes = total + (map ? a_.weights.bytes : 0);
-        point_and_make(made);
+        point_and_make();
+        out_.bytes = out_.own_bytes + out_.shared.bytes() + (map ? a_.weights.bytes : 0);
         if (watch) watch->must_be_unchanged(source_.name());
+        if (!out_.slab) return;
+        if (shared_place_ == out_.own_bytes && !out_.own_bytes) out_.slab.reset();
+        else out_.slab->discard(out_.slab->data() + shared_place_, out_.slab->bytes() - shared_place_);
     }
 
 private:
-    template <class F> void for_constants(uint32_t program, F &&f) {
-        const Run run = a_.programs[program].constants;
-        for (uint32_t i = 0; i < run.count; ++i) f(a_.constants[run.first + i], i);
+    // Where one more constant ends.
+    static uint64_t add(uint64_t total, uint64_t bytes) {
+        if (bytes > SIZE_MAX / 4 || total > SIZE_MAX / 4) throw std::bad_alloc();
+        return round_up(total, kConstantAlignBytes) + bytes;
     }
 
-    // Gives every used range of the section a place in the block.
-    size_t place_embedded() {
-        for (uint32_t number : programs_) {
-            for_constants(number, [&](const ConstantEntry &constant, uint32_t) {
-                if (constant.flags & constant_flag::EMBEDDED) ranges_.push_back({constant.offset, constant.bytes, 0});
-            });
-        }
+    template <class F> void for_constants(uint32_t program, F &&f) {
+        const Run run = a_.programs[program].constants;
+        for (uint32_t i = 0; i < run.count; ++i) f(a_.constants[run.first + i]);
+    }
+
+    template <class F> void for_each(F &&f) {
+        for (uint32_t number : programs_) for_constants(number, f);
+    }
+
+    bool may_share(uint64_t bytes) const { return is_shared_ && bytes >= kSharedBytes; }
+
+    // The used ranges of the section, in its order.
+    void find_ranges() {
+        for_each([&](const ConstantEntry &constant) {
+            if (constant.flags & constant_flag::EMBEDDED) ranges_.push_back({constant.offset, constant.bytes, nullptr});
+        });
         auto less = [](const Range &x, const Range &y) {
             return x.offset != y.offset ? x.offset < y.offset : x.bytes < y.bytes;
         };
         auto same = [](const Range &x, const Range &y) { return x.offset == y.offset && x.bytes == y.bytes; };
         std::sort(ranges_.begin(), ranges_.end(), less);
         ranges_.erase(std::unique(ranges_.begin(), ranges_.end(), same), ranges_.end());
-        size_t total = 0;
         uint64_t end = 0;
-        for (Range &range : ranges_) {
-            // Overlapping constants would make the block larger than the file.
+        for (const Range &range : ranges_) {
+            // Overlapping constants would take more memory than the file.
             if (range.bytes && range.offset < end) throw damaged(source_.name(), "constants", a_.weights.offset, "constants overlap");
             end = range.offset + range.bytes;
-            total = round_up(total, kConstantAlignBytes);
-            range.place = total;
-            total += static_cast<size_t>(range.bytes);
         }
-        return total;
+    }
+
+    // One block: first the constants of this model alone, then room for those that may be shared. Of what turns out to
+    // be in memory already, no page is touched. A caller's allocator gives the latter one by one, since it wants whole
+    // blocks back. Says whether there are constants to be made.
+    bool make_slab() {
+        bool is_made = false;
+        uint64_t own = 0, others = 0;
+        auto place = [&](uint64_t bytes) {
+            if (!may_share(bytes)) own = add(own, bytes);
+            else if (a_.memory.is_default()) others = add(others, bytes);
+        };
+        for (const Range &range : ranges_) place(range.bytes);
+        for_each([&](const ConstantEntry &constant) {
+            if (constant.flags & constant_flag::EMBEDDED) return;
+            is_made = true;
+            place(constant.bytes);
+        });
+        out_.own_bytes = shared_place_ = round_up(static_cast<size_t>(own), kConstantAlignBytes);
+        const size_t total = out_.own_bytes + static_cast<size_t>(others);
+        if (total) out_.slab = std::make_shared<Slab>(a_.memory, total, total >= kHugePage ? kHugePage : 64);
+        return is_made;
+    }
+
+    // Memory for a constant.
+    uint8_t *room(uint64_t size) {
+        const size_t bytes = static_cast<size_t>(size);
+        if (!may_share(size)) {
+            uint8_t *to = out_.slab ? out_.slab->data() + own_place_ : nullptr;
+            own_place_ = round_up(own_place_ + bytes, kConstantAlignBytes);
+            return to;
+        }
+        if (a_.memory.is_default()) return out_.slab->data() + shared_place_;
+        // Where a huge page more at the end does not matter, huge pages are possible.
+        single_ = std::make_shared<Slab>(a_.memory, bytes, bytes >= 16 * kHugePage ? kHugePage : kConstantAlignBytes);
+        return single_->data();
+    }
+
+    // Where a constant is that was written to the last room: there, or where another model has the same.
+    const uint8_t *finish(const uint8_t *data, uint64_t bytes) {
+        if (!may_share(bytes)) return data;
+        const uint8_t *kept = out_.shared.offer(single_ ? single_ : out_.slab, data, bytes);
+        if (kept == data && !single_) shared_place_ = round_up(shared_place_ + static_cast<size_t>(bytes), kConstantAlignBytes);
+        single_.reset();
+        return kept;
     }
 
     void hash_and_copy() {
@@ -236,27 +296,28 @@ private:
         Vector<uint8_t> window{Allocator<uint8_t>(a_.memory)};
         // Also a file that gets mapped is read for its hash: to look at a mapping of a truncated file is death.
         const bool read = !out_.mapping || source_.is_file();
-        if (read) window.resize(bytes < kWindowBytes ? static_cast<size_t>(bytes) : kWindowBytes);
+        if (read && !copy_.data()) window.resize(bytes < kWindowBytes ? static_cast<size_t>(bytes) : kWindowBytes);
         const bool tree = a_.weights.flags & section_flag::TREE;
         Digest leaves[kWindowBytes / kTreeChunkBytes];
         Sha256 hash;
+        size_t first = 0;  // of the ranges that this window and later ones have
         for (uint64_t at = 0; at < bytes; at += kWindowBytes) {
             const size_t part = bytes - at < kWindowBytes ? static_cast<size_t>(bytes - at) : kWindowBytes;
-            const uint8_t *data = window.data();
-            if (read) source_.read(a_.weights.offset + at, window.data(), part);
-            else data = out_.mapping.get() + a_.weights.offset + at;
+            uint8_t *const to = copy_.data() ? copy_.data() + at : window.data();
+            if (read) source_.read(a_.weights.offset + at, to, part);
+            const uint8_t *data = read ? to : out_.mapping.get() + a_.weights.offset + at;
             if (tree) {
                 hash_chunks(data, part, leaves);
                 hash.add(leaves, (part + kTreeChunkBytes - 1) / kTreeChunkBytes * sizeof(Digest));
             } else {
                 hash.add(data, part);
             }
-            for (const Range &range : ranges_) {
-                const uint64_t from = std::max(range.offset, at), to = std::min(range.offset + range.bytes, at + part);
-                if (from < to) {
-                    memcpy(out_.block.data() + range.place + (from - range.offset), data + (from - at),
-                           static_cast<size_t>(to - from));
-                }
+            for (; first < ranges_.size() && ranges_[first].offset < at + part; ++first) {
+                Range &range = ranges_[first];
+                const uint64_t from = std::max(range.offset, at), end = range.offset + range.bytes;
+                take(range, static_cast<size_t>(from - range.offset), data + (from - at),
+                     static_cast<size_t>(std::min(end, at + part) - from));
+                if (end > at + part) break;  // the next window goes on with it
             }
         }
         Digest digest = hash.finish();
@@ -265,28 +326,43 @@ private:
         }
     }
 
-    void point_and_make(size_t place) {
+    // The bytes of a range arrive: as long as they are those of a constant in memory, they are not copied.
+    void take(Range &range, size_t at, const uint8_t *data, size_t size) {
+        if (at == 0) {
+            match_ = size && may_share(range.bytes) ? out_.shared.find(range.bytes, data, size, nullptr, 0) : nullptr;
+            if (!match_) target_ = room(range.bytes);
+        } else if (match_ && memcmp(match_->data + at, data, size) != 0) {
+            SharedConstant *const next = out_.shared.find(range.bytes, data, size, match_, at);
+            if (!next) memcpy(target_ = room(range.bytes), match_->data, at);
+            SharedConstants::let_go(match_);
+            match_ = next;
+        }
+        if (!match_ && size) memcpy(target_ + at, data, size);
+        if (at + size < range.bytes) return;
+        range.data = match_ ? out_.shared.keep(match_) : finish(target_, range.bytes);
+        match_ = nullptr;
+    }
+
+    void point_and_make() {
         out_.first_of_program.assign(a_.programs.size(), 0);
         for (uint32_t number : programs_) {
             out_.first_of_program[number] = static_cast<uint32_t>(out_.pointers.size());
             std::unique_ptr<Sources> sources;
-            for_constants(number, [&](const ConstantEntry &constant, uint32_t) {
+            for_constants(number, [&](const ConstantEntry &constant) {
                 if (!(constant.flags & constant_flag::EMBEDDED)) {
                     if (!sources) {
-                        sources = std::make_unique<Sources>(a_, a_.programs[number], source_, options_, out_.mapping.get());
+                        sources = std::make_unique<Sources>(a_, a_.programs[number], source_, options_, section_);
                     }
-                    place = round_up(place, kConstantAlignBytes);
-                    uint8_t *to = out_.block.data() + place;
+                    uint8_t *to = room(constant.bytes);
                     run_recipe(a_, a_.programs[number], constant, *sources, source_.name(), to);
-                    out_.pointers.push_back(to);
-                    place += static_cast<size_t>(constant.bytes);
+                    out_.pointers.push_back(finish(to, constant.bytes));
                 } else if (out_.mapping) {
                     out_.pointers.push_back(out_.mapping.get() + a_.weights.offset + constant.offset);
                 } else {
                     auto found = std::find_if(ranges_.begin(), ranges_.end(), [&](const Range &range) {
                         return range.offset == constant.offset && range.bytes == constant.bytes;
                     });
-                    out_.pointers.push_back(out_.block.data() + found->place);
+                    out_.pointers.push_back(found->data);
                 }
             });
         }
@@ -297,7 +373,14 @@ private:
     const ByteSource &source_;
     const WeightOptions &options_;
     Weights &out_;
+    const bool is_shared_;
     Vector<Range> ranges_;
+    const uint8_t *section_ = nullptr;  // the weights of the file in memory, where they are
+    Block copy_;  // of the section, while constants are made from it
+    size_t own_place_ = 0, shared_place_ = 0;  // in the slab
+    std::shared_ptr<Slab> single_;  // the last room, where a caller's allocator gave it
+    uint8_t *target_ = nullptr;  // of the range that arrives,
+    SharedConstant *match_ = nullptr;  // or what its bytes are equal to so far
 };
 
 }  // namespace
@@ -318,18 +401,27 @@ void Weights::keep(const Artifact &artifact, const Vector<uint32_t> &programs) {
         }
     };
     each([&](size_t, size_t size) { total += round_up(size, kConstantAlignBytes); });
-    Block kept(artifact.memory, total, kConstantAlignBytes);
+    auto kept = std::make_shared<Slab>(artifact.memory, total, kConstantAlignBytes);
     Vector<const uint8_t *> found(pointers.size(), nullptr, pointers.get_allocator());
     total = 0;
     each([&](size_t number, size_t size) {
-        found[number] = kept.data() + total;
-        if (size) memcpy(kept.data() + total, pointers[number], size);
+        found[number] = kept->data() + total;
+        if (size) memcpy(kept->data() + total, pointers[number], size);
         total += round_up(size, kConstantAlignBytes);
     });
     pointers.swap(found);
-    block = std::move(kept);
+    drop_own();
+    shared.release();
+    slab = std::move(kept);
+    own_bytes = total;
     mapping.reset();
     watch.reset();
+}
+
+// What other models hold of the slab stays.
+void Weights::drop_own() {
+    if (slab && slab.use_count() > 1) slab->discard(slab->data(), own_bytes);
+    slab.reset();
 }
 
 }  // namespace aot

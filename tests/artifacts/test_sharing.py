@@ -317,4 +317,4 @@ def test_code_that_nothing_shares_stays_as_it_is() -> None:
 
 
 def test_the_format_says_so() -> None:
-    assert (layout.MAJOR, layout.MINOR) == (1, 5)
+    assert (layout.MAJOR, layout.MINOR) == (1, 6)

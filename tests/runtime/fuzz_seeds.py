@@ -21,8 +21,9 @@ from onnx import helper, numpy_helper
 
 import aot
 from aot import dims, dtypes, recipe
-from aot.artifacts import layout, read
+from aot.artifacts import layout
 from aot.artifacts.layout import Section
+from aot.artifacts.table import read_entries
 from aot.artifacts.write import assemble
 from aot.dims import Symbol
 from aot.ir import Array, TensorType, const_of
@@ -311,7 +312,7 @@ def models() -> Iterator[tuple[str, onnx.ModelProto]]:
 
 def without_code(data: bytes) -> bytes:
     """The artifact with four bytes of code for every program, and nothing that only people read."""
-    entries = read.read_entries(memoryview(data))
+    entries = read_entries(memoryview(data))
     sections = {Section(e.kind): bytearray(data[e.offset : e.offset + e.bytes]) for e in entries.values()}
     sections[Section.CODE] = bytearray(NO_CODE)
     sections.pop(Section.DEBUG, None)

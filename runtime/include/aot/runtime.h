@@ -40,15 +40,50 @@ typedef enum aot_status {
     AOT_ERROR_IO = 8,        /* a file cannot be opened or read */
     AOT_ERROR_WEIGHTS = 9,   /* external weights are missing or differ */
     AOT_ERROR_INTERNAL = 10, /* a defect of the library */
-    AOT_ERROR_DEVICE = 11    /* the GPU's driver refused something, or a kernel failed */
+    AOT_ERROR_DEVICE = 11,   /* the GPU's driver refused something, or a kernel failed */
+    AOT_ERROR_SIGNATURE = 12 /* no trusted key signed the artifact, or that cannot be verified here */
 } aot_status;
+
+/* Why, finer than the status, for programs that count or decide; the numbers never change. */
+typedef enum aot_reason {
+    AOT_REASON_NONE = 0, /* the status says all */
+    /* Of AOT_ERROR_GUARD. All but DATA: nothing was run, and nothing changed. */
+    AOT_REASON_MISSING = 1,   /* an input, its shape or its data is NULL */
+    AOT_REASON_PLACE = 2,     /* memory of another device */
+    AOT_REASON_DTYPE = 3,     /* another element type */
+    AOT_REASON_RANK = 4,      /* another number of dimensions */
+    AOT_REASON_EXTENT = 5,    /* a fixed extent differs, or an output has another shape */
+    AOT_REASON_RANGE = 6,     /* an extent that varies is outside its bounds, or no multiple of its divisor */
+    AOT_REASON_RELATION = 7,  /* extents contradict each other */
+    AOT_REASON_VALUE = 8,     /* an input chooses the program, and there is none for its value */
+    AOT_REASON_LAYOUT = 9,    /* not row-major, or with gaps */
+    AOT_REASON_ALIGNMENT = 10, /* an address that is not aligned */
+    AOT_REASON_OVERLAP = 11,  /* memory of an output or of state that something else uses */
+    AOT_REASON_DATA = 12,     /* what the run computed contradicts the model, such as a size; state may have changed */
+    AOT_REASON_CAPTURE = 13,  /* not possible while a stream is captured */
+    AOT_REASON_SIZE = 14,     /* sizes that no plan can be made for, such as more bytes than there are addresses */
+    /* Of AOT_ERROR_CANCELLED. */
+    AOT_REASON_CANCEL_FLAG = 32,
+    AOT_REASON_DEADLINE = 33,
+    /* Of AOT_ERROR_DEVICE. */
+    AOT_REASON_DEVICE_LOST = 48 /* every later call with this GPU fails too, until the process is started anew */
+} aot_reason;
+
+/* What a serving process does about a status. */
+typedef enum aot_advice {
+    AOT_ADVICE_NONE = 0,     /* it is AOT_OK */
+    AOT_ADVICE_OTHER = 1,    /* this artifact cannot do it here: another one, or another program, may */
+    AOT_ADVICE_RETRY = 2,    /* the same call may succeed later, when there is memory */
+    AOT_ADVICE_GIVE_UP = 3,  /* the request is over: its time is up, or the caller's code is wrong */
+    AOT_ADVICE_RESTART = 4   /* the GPU is lost to this process: serve from a CPU's program, and start the process anew */
+} aot_advice;
 
 /* What went wrong, in the names of the user's model. The caller owns it, and may give NULL where it wants none.
  * Written only by a call that fails; texts that are too long are cut. */
 typedef struct aot_error {
     size_t struct_size;
     int32_t status; /* an aot_status */
-    int32_t reserved;
+    int32_t reason; /* an aot_reason */
     char where[160];   /* the tensor or file */
     char message[512]; /* what was expected and what was found */
     char hint[256];    /* the remedy, one sentence, or empty */
@@ -56,6 +91,12 @@ typedef struct aot_error {
 
 /* The name of a status, such as "guard"; "unknown" for another number. */
 AOT_API const char *aot_status_name(int32_t status);
+
+/* The name of a reason, such as "dtype"; "none" for AOT_REASON_NONE, "unknown" for another number. */
+AOT_API const char *aot_reason_name(int32_t reason);
+
+/* The aot_advice for a status with its reason. */
+AOT_API int32_t aot_status_advice(int32_t status, int32_t reason);
 
 /* ---- Tensors and memory ---- */
 
@@ -146,7 +187,11 @@ typedef struct aot_named_tensor {
 /* Flags of aot_load_options. */
 enum {
     AOT_LOAD_MAP_WEIGHTS = 1, /* use the file mapping (or the caller's bytes, which must then outlive the model) */
-    AOT_LOAD_ANY_WEIGHTS = 2  /* accept given weights whose bytes differ from those of the build */
+    AOT_LOAD_ANY_WEIGHTS = 2, /* accept given weights whose bytes differ from those of the build */
+    /* Without it, constants that another model of this process has too, byte by byte, are in memory once: of models on
+     * the CPU with the same allocator. With it, the model has all of them in one block of its own, as on machines with
+     * several memory nodes, where each shall have them near. */
+    AOT_LOAD_OWN_WEIGHTS = 4
 };
 
 /* How to load. Borrowed for the call, with all that it points to (but see aot_allocator). */
@@ -162,11 +207,18 @@ typedef struct aot_load_options {
     int32_t device; /* the ordinal of the GPU, for programs that run on one */
     int32_t reserved;
     void *context; /* a CUcontext to use, which must outlive the model; NULL: the device's primary context, retained */
+    /* Raw Ed25519 public keys, 32 bytes each, one behind the other. Where given, only an artifact that one of them signed
+     * (aotc sign) is loaded. That is decided before its code or weights are looked at, with the system's libcrypto, and
+     * no byte is used but those that were checked: not with AOT_LOAD_MAP_WEIGHTS for a file, and AOT_LOAD_ANY_WEIGHTS
+     * does not count. NULL and 0: any artifact. */
+    const uint8_t *trusted_keys;
+    uint32_t trusted_key_count;
+    uint32_t reserved2;
 } aot_load_options;
 
 /* Loads an artifact: checks every byte of it, then its code and weights come into memory. `options` may be NULL. On
  * failure *out_model is NULL. The file may be replaced by a rename at any time, but must not change while it is read.
- * Errors: IO, DAMAGED, VERSION, TARGET (no code for this CPU, or loading code is forbidden), WEIGHTS, MEMORY. */
+ * Errors: IO, DAMAGED, VERSION, SIGNATURE, TARGET (no code for this CPU, or loading code is forbidden), WEIGHTS, MEMORY. */
 AOT_API int32_t aot_model_load_file(const char *path, const aot_load_options *options, aot_model **out_model,
                                     aot_error *error);
 
@@ -301,8 +353,31 @@ AOT_API const char *aot_model_program_step_loc(const aot_model *model, uint32_t 
 /* What the build recorded: JSON, `*out_bytes` long and not NUL-terminated. */
 AOT_API const char *aot_model_meta(const aot_model *model, size_t *out_bytes);
 
-/* Bytes of constants that the model holds. */
+/* Bytes of constants that the model holds, also those that other models share. */
 AOT_API uint64_t aot_model_weight_bytes(const aot_model *model);
+
+/* Of these, bytes that other models of this process hold too at this moment: unloading this model frees the others.
+ * Pages of a file that is mapped are not among them: the system shares those. */
+AOT_API uint64_t aot_model_shared_weight_bytes(const aot_model *model);
+
+/* Checks the guards of inputs, as a run does first, without a session: which of several models takes a request can be
+ * decided before it waits for one. Nothing is read of the tensors but their description, and the elements of inputs that
+ * choose the program; those must be in host memory. Any number of threads may call it. Errors: GUARD, ARGUMENT, MEMORY. */
+AOT_API int32_t aot_model_check(const aot_model *model, const aot_tensor *const *inputs, uint32_t input_count,
+                                aot_error *error);
+
+/* What sessions of a model did since it was loaded, also those that are gone. */
+typedef struct aot_statistics {
+    size_t struct_size;
+    uint64_t sessions;      /* that there are now */
+    uint64_t run_ns;        /* of all runs that ended well; of those that were only put into a stream, until they were */
+    uint64_t by_status[16]; /* runs, by their aot_status; [AOT_OK] ended well */
+    uint64_t by_reason[64]; /* runs that failed, by their aot_reason */
+} aot_statistics;
+
+/* Counts runs; those that are traced, and calls of prepare or reserve, are not among them. Costs runs a few nanoseconds,
+ * and no lock. */
+AOT_API void aot_model_statistics(const aot_model *model, aot_statistics *out_statistics);
 
 /* ---- Device memory ---- */
 

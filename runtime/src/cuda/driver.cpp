@@ -117,7 +117,8 @@ Failure driver_failure(const Driver &driver, Result code, const char *where, con
         if (code >= advice.first && code <= advice.last) hint = advice.hint;
     }
     const int32_t status = code == result::OUT_OF_MEMORY ? AOT_ERROR_MEMORY : AOT_ERROR_DEVICE;
-    return Failure(status, where, hint, "%s failed: %s", doing, code_text(driver, code).c_str());
+    return Failure(status, where, hint, "%s failed: %s", doing, code_text(driver, code).c_str())
+        .because(hint == kUnusable ? AOT_REASON_DEVICE_LOST : AOT_REASON_NONE);
 }
 
 }  // namespace aot::cuda

@@ -14,7 +14,8 @@ DeviceSession::FlowRun::FlowRun(DeviceSession &session, Call &call, const Plan &
     if (call.capturing_) {
         throw Failure(AOT_ERROR_GUARD, model.name.c_str(), "Run the model outside of the capture.",
                       "the model looks at data while it runs (control flow, sizes from data, or host steps), which is not "
-                      "there while a stream is captured");
+                      "there while a stream is captured")
+            .because(AOT_REASON_CAPTURE);
     }
     any_host_ = (options.flags & AOT_RUN_HOST_OUTPUTS) != 0;
     for (uint32_t i = 0; i < model.input_count(); ++i) {

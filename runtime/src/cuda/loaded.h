@@ -22,6 +22,9 @@ public:
     // Copies a constant back to host memory. Throws a Failure.
     void read_constant(uint32_t program, uint32_t index, void *to, size_t bytes, const char *where) const;
 
+    // Bytes of constants in device memory that other models hold as well.
+    uint64_t shared_weight_bytes() const { return weights_.shared_bytes(); }
+
     // Memory for the caller. Throws a Failure.
     void *allocate(size_t bytes, const char *where) const;
     void release(void *data) const noexcept;

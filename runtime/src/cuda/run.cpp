@@ -14,10 +14,10 @@ namespace {
 
 constexpr uintptr_t kAlignBytes = 16;  // what kernels may count on
 
-Failure wrong_tensor(const char *what, const char *name, const char *hint, const char *message) {
+Failure wrong_tensor(int32_t reason, const char *what, const char *name, const char *hint, const char *message) {
     char where[160];
     snprintf(where, sizeof where, "%s '%.120s'", what, name);
-    return Failure(AOT_ERROR_GUARD, where, hint, "%s", message);
+    return Failure(AOT_ERROR_GUARD, where, hint, "%s", message).because(reason);
 }
 
 }  // namespace
@@ -88,7 +88,8 @@ void DeviceSession::Call::read(const uint8_t *from, void *to, size_t bytes) cons
     const Driver &driver = session_.device_.driver;
     if (capturing_) {
         throw Failure(AOT_ERROR_GUARD, where, "Give that input in host memory.",
-                      "an input chooses the program by what it holds, which a captured stream does not know yet");
+                      "an input chooses the program by what it holds, which a captured stream does not know yet")
+            .because(AOT_REASON_CAPTURE);
     }
     check(driver, driver.copy_out_async(to, address_of(from), bytes, stream_), where, "reading an input's element");
     check(driver, driver.stream_synchronize(stream_), where, "reading an input's element");
@@ -148,7 +149,7 @@ void DeviceSession::check_pointer(const char *what, const char *name, const uint
     if (reinterpret_cast<uintptr_t>(pointer) % kAlignBytes) {
         snprintf(message, sizeof message, "expected device memory aligned to %d bytes, got address %p",
                  static_cast<int>(kAlignBytes), static_cast<const void *>(pointer));
-        throw wrong_tensor(what, name, "Copy the tensor to memory of its own.", message);
+        throw wrong_tensor(AOT_REASON_ALIGNMENT, what, name, "Copy the tensor to memory of its own.", message);
     }
     unsigned type = 0, managed = 0;
     int ordinal = -1;
@@ -161,11 +162,11 @@ void DeviceSession::check_pointer(const char *what, const char *name, const uint
     if (code == result::INVALID_VALUE || (type != kDeviceMemory && !managed)) {
         snprintf(message, sizeof message, "expected memory of device %d, got address %p, which the driver knows as %s",
                  device_.ordinal, static_cast<const void *>(pointer), type == 1 ? "host memory" : "no memory of a device");
-        throw wrong_tensor(what, name, "Give a tensor in device memory, or say that it is in host memory.", message);
+        throw wrong_tensor(AOT_REASON_PLACE, what, name, "Give a tensor in device memory, or say that it is in host memory.", message);
     }
     if (ordinal != device_.ordinal && !managed) {
         snprintf(message, sizeof message, "expected memory of device %d, got memory of device %d", device_.ordinal, ordinal);
-        throw wrong_tensor(what, name, "Copy the tensor to the model's device, or load the model for that device.", message);
+        throw wrong_tensor(AOT_REASON_PLACE, what, name, "Copy the tensor to the model's device, or load the model for that device.", message);
     }
     port.checked = pointer;
 }
@@ -182,13 +183,13 @@ void DeviceSession::bind_outputs(Call &call, const Plan &plan, const aot_tensor 
         out.bytes[i] = static_cast<size_t>(plan.port_bytes[input_count + i]);
         out.data[i] = bind_output(call, i, plan.shape_of_port[input_count + i], out.bytes[i], outputs, options);
         if (call.capturing_ && outputs_[i].device_type == 1) {
-            throw wrong_tensor("output", model_.artifact.text(model_.output(i).name), "Give device memory for the output.",
+            throw wrong_tensor(AOT_REASON_CAPTURE, "output", model_.artifact.text(model_.output(i).name), "Give device memory for the output.",
                                "host memory cannot be filled while a stream is captured");
         }
     }
     for (uint32_t i = 0; call.capturing_ && i < input_count; ++i) {
         if (is_device_memory(*inputs[i])) continue;
-        throw wrong_tensor("input", model_.artifact.text(model_.input(i).name), "Copy the input to the device.",
+        throw wrong_tensor(AOT_REASON_CAPTURE, "input", model_.artifact.text(model_.input(i).name), "Copy the input to the device.",
                            "host memory cannot be read while a stream is captured");
     }
 }
@@ -264,7 +265,7 @@ void DeviceSession::claim_donated(const Call &call, const Plan &plan) {
     for (uint32_t pair = 0; pair < state.count; pair += 2) {
         const uint32_t input = static_cast<uint32_t>(a.integer(state.first + pair));
         if (input_addresses_[input] != taken) continue;
-        throw wrong_tensor("input", a.text(model_.input(input).name),
+        throw wrong_tensor(AOT_REASON_OVERLAP, "input", a.text(model_.input(input).name),
                            "Put both runs into one stream, or wait for the other one first.",
                            "a run of another session, on another stream, is updating this state in place");
     }

@@ -55,9 +55,21 @@ Address DeviceWeights::add(const uint8_t *data, size_t bytes, const char *name) 
         found = shared.weights.emplace(key, Held{}).first;
         found->second.address = block.give();
     }
+    // Variants of a model may have the same constant: they hold it once.
+    for (const WeightKey &held : keys_) {
+        if (!(held < key) && !(key < held)) return found->second.address;
+    }
     ++found->second.holders;
     keys_.push_back(key);
     return found->second.address;
+}
+
+uint64_t DeviceWeights::shared_bytes() const {
+    Registry &shared = registry();
+    std::lock_guard<std::mutex> lock(shared.mutex);
+    uint64_t total = 0;
+    for (const WeightKey &key : keys_) total += shared.weights.find(key)->second.holders > 1 ? key.bytes : 0;
+    return total;
 }
 
 void DeviceWeights::release() {

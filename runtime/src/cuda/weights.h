@@ -24,6 +24,9 @@ public:
     // Where the bytes are on the device: uploaded, unless a model already did. The context must be current.
     Address add(const uint8_t *data, size_t bytes, const char *name);
 
+    // Bytes of those that another model holds as well at this moment.
+    uint64_t shared_bytes() const;
+
     // Gives all of them back: those that no other model holds are freed. The context must be current.
     void release();
 
