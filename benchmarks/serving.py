@@ -29,7 +29,7 @@ from tests.serving.stress import Outcome, Served, Stress
 from tests.zoo.catalogue import catalogue, make_inputs
 
 ROOT = Path(__file__).resolve().parents[1]
-MODELS = {"silero_vad_16k_op15": 46, "magika_v3_3": 1, "minilm_l3_fp32": 1}
+MODELS = {"silero_vad_16k_op15": 98, "magika_v3_3": 1, "minilm_l3_fp32": 1}
 """And how many of the requests of the large run each has: the other two take hundreds of times as long."""
 SHADOW_SHARES = (0.05, 0.2)
 ROUNDS = 7
@@ -155,8 +155,8 @@ def main() -> None:
     )
     served = [Served(name, paths, inputs, MODELS.get(name, 1)) for name, (paths, inputs) in built.items()]
     for label, swaps, count in (
-        ("quiet", 0, options.requests // 2), ("faulty", options.swaps, options.requests),
-        ("quiet again", 0, options.requests // 2),
+        ("quiet", 0, options.requests // 4), ("faulty", options.swaps, options.requests),
+        ("quiet again", 0, options.requests // 4),
     ):  # fmt: skip
         outcome = Stress(served, count, options.threads, swaps, policy).run()
         report[label] = describe(outcome)

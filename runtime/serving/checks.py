@@ -1,4 +1,4 @@
-"""What must hold of an artifact before it gets traffic: the same inputs and outputs as stable."""
+"""What must hold of an artifact before it gets traffic: numbers of its self-test, and stable's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,34 @@ from collections.abc import Sequence
 from typing import Any
 
 from aot.errors import ArtifactError
-from aot.runtime import TensorSpec
+from aot.runtime import Model, TensorSpec
+from aot.runtime.serving.selftest import self_test
+
+
+def check_numbers(what: str, model: Any, source: Any) -> None:
+    """Runs the self-test in an artifact, where it holds one; raises ArtifactError for other numbers than the build's.
+
+    `model`: what was loaded from `source`, a path or bytes. A loaded model has no file, and is not tested. Latency is
+    not looked at: `aotc selftest` does that, on a machine that does nothing else.
+    """
+    if isinstance(source, Model):
+        return
+    data = bytes(source) if isinstance(source, bytearray | memoryview) else source
+    found = self_test(model, data, time_it=False)
+    if found.inputs and not found.numbers_passed:
+        problems = [*found.problems]
+        problems += [
+            f"input {check.input}: {check.metric} of output {check.output!r} is {check.value:.3g}, "
+            f"at most {check.limit:.3g} is allowed"
+            for check in found.checks
+            if not check.passed and check.limit is not None
+        ]
+        more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise ArtifactError(
+            f"its self-test fails on this machine: {'; '.join(problems[:3])}{more}",
+            where=what,
+            hint="aotc selftest shows all of it, aotc doctor whether the artifact fits this machine.",
+        )
 
 
 def check_interface(what: str, found: Any, stable: Any) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aot import dtypes
+from aot.artifacts import Artifact
 from aot.dims import Symbol
 from aot.ir import TensorType
 from aot.program import Argument, Buffer, Guard, GuardKind, KernelCode, Port, Program, Space, Step
+from aot.runtime.serving.stored_tests import StoredTest, to_tensors
 from tests.runtime import handmade
 
 CRASH = "*(volatile int *)0 = 1;"
@@ -36,6 +38,15 @@ def renamed(input_name: str = "x", output_name: str = "y") -> bytes:
     inputs = (replace(program.inputs[0], name=input_name),)
     outputs = (replace(program.outputs[0], name=output_name),)
     return handmade.artifact(replace(program, inputs=inputs, outputs=outputs)).data
+
+
+def with_self_test(artifact: bytes) -> bytes:
+    """The artifact with two inputs and what `handmade.expected` has for them."""
+    tests = []
+    for n in (1, 6):
+        x = handmade.batch_of(n)
+        tests.append(StoredTest({"x": x}, {"y": handmade.expected(x)}))
+    return Artifact(artifact).with_parts(meta={"compiler": "handmade"}, self_test=to_tensors(tuple(tests))).data
 
 
 COUNTER_SOURCE = (

@@ -486,6 +486,29 @@ def test_a_candidate_that_is_refused(deploy: Deployments, candidate: bytes, mess
     assert deployment.candidate_error is None and deployment.run_detailed({"x": X}).link == "candidate"
 
 
+@pytest.mark.parametrize("isolation", ["process", "none"])
+def test_self_tests_run_before_traffic(deploy: Deployments, tmp_path: Path, isolation: str) -> None:
+    good = models.with_self_test(models.dense())
+    bad = tmp_path / "bad.aot"
+    bad.write_bytes(models.with_self_test(models.dense(every_value="v * 1.1f")))
+    policy = DeploymentPolicy(candidate_share=1.0, shadow_share=0.0, isolation=isolation)
+    deployment = deploy(good, bad, policy=policy)
+    assert "its self-test fails on this machine: input 0: max_abs of output 'y' is" in str(deployment.candidate_error)
+    np.testing.assert_array_equal(deployment.run({"x": X})["y"], Y)
+    deployment.start_candidate(good)
+    assert deployment.run_detailed({"x": X}).link == "candidate"
+    with pytest.raises(ArtifactError, match="self-test"):
+        deployment.start_candidate(good, test_faults=[Fault("wrong_numbers")])
+    with pytest.raises(ArtifactError, match="the run failed"):
+        deployment.start_candidate(good, test_faults=[Fault("guard" if isolation == "none" else "crash")])
+    with pytest.raises(ArtifactError, match="self-test"):
+        deployment.swap(bad)
+    with pytest.raises(ArtifactError, match="self-test"):
+        Deployment(bad)
+    np.testing.assert_array_equal(deployment.run({"x": X})["y"], Y)
+    assert deployment.statistics()["stable"]["number"] == 1
+
+
 def test_other_dtypes_and_extents_are_refused() -> None:
     from aot.runtime import TensorSpec
     from aot.runtime.serving.checks import check_interface
