@@ -80,7 +80,8 @@ def assembler_version() -> str:
 @cache
 def _worker_digest() -> str:
     """What the compiling process does is part of what is kept."""
-    return hashlib.sha256(Path(__file__).with_name("worker.py").read_bytes()).hexdigest()
+    texts = (Path(__file__).with_name(name).read_bytes() for name in ("worker.py", "ptx.py"))
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()
 
 
 def build(

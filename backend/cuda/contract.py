@@ -344,7 +344,10 @@ class _Contract:
             offsets.give_back_twice(self.dims.text(self.summed * self._extent(self.taps)))
             self._store(renderer, outer, {**m, **n}, [m_dim, n_dim], f"({tile.rows}, {width})", sums)
         is_heavy = typical(self.summed * self._extent(self.taps)) > FEW_STEPS * tile.summed
-        return self._finish(tiling, tile.warps, tile.stages, f"tiles of {tile}", is_heavy)
+        # Two share a multiprocessor where each thread has few sums: registers beyond that would leave one alone.
+        is_tight = tile.rows * tile.columns == MOST_SUMS * 32 * tile.warps and tile.warps == 8
+        blocks = 2 if is_tight and self._has_wide_epilogue() else 0
+        return self._finish(tiling, tile.warps, tile.stages, f"tiles of {tile}", is_heavy, blocks=blocks)
 
     def _fold(self, name: str, sums: int, shape: str) -> None:
         """Adds the warps' sums of each element, two at a time: a sum along the axis takes six times the barriers."""

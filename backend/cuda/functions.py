@@ -34,8 +34,8 @@ _OF_LANGUAGE = {
     "sqrt": "tl.sqrt", "rsqrt": "tl.rsqrt", "exp": "tl.exp", "log": "tl.log", "sin": "tl.sin", "cos": "tl.cos",
     "erf": "tl.erf", "floor": "tl.floor", "ceil": "tl.ceil", "abs": "tl.abs",
 }  # fmt: skip
-_OF_NARROW = frozenset({"erf", "tanh"})
-"""Functions with a form for results of 16 bits and less, of half as many instructions or fewer."""
+_OF_NARROW = {16: frozenset({"erf", "tanh"}), 8: frozenset({"erf"})}
+"""Functions with a form for results of 16 bits, or of integers of 8 bits, of half as many instructions or fewer."""
 
 _EXACT = {"div": "quotient", "sqrt": "root"}
 """Functions that IEEE defines to the last bit, which the language's own do not give."""
@@ -43,9 +43,10 @@ _EXACT = {"div": "quotient", "sqrt": "root"}
 
 def _bytes_text(name: str, is_shifted: bool) -> str:
     """Assembly of four numbers rounded to integers and bounded to bytes; shifted by a number beside each."""
-    lines = [".reg .s32 a<4>; .reg .b32 c;", *(f"cvt.rni.s32.f32 a{n}, ${n + 1};" for n in range(4))]
-    for n in range(4) if is_shifted else ():  # of a size that a sum cannot leave 32 bits
-        lines.append(f"min.s32 a{n}, a{n}, 65536; max.s32 a{n}, a{n}, -65536; add.s32 a{n}, a{n}, ${n + 5};")
+    lines = [".reg .s16 h<4>; .reg .s32 a<4>; .reg .b32 c;"]
+    for n in range(4):  # by way of 16 bits, which bound it: with the shift it stays within 32
+        lines.append(f"cvt.rni.s16.f32 h{n}, ${n + 1}; cvt.s32.s16 a{n}, h{n};")
+        lines += [f"add.s32 a{n}, a{n}, ${n + 5};"] if is_shifted else []
     lines += [f"cvt.pack.sat.{name}.s32.b32 c, a3, a2, 0;", f"cvt.pack.sat.{name}.s32.b32 $0, a1, a0, c;"]
     return f"{{ {' '.join(lines)} }}"
 
@@ -203,12 +204,31 @@ HELPERS: Mapping[str, str] = {
         "def erf_16(x):\n"
         "    a = minimum(tl.abs(x), 4.0)\n"
         "    r = ((((-0.00010021958 * a + 0.00046156361) * a + 0.0023022599) * a - 0.029452538) * a + 0.14896367) * a\n"
-        "    r = 1 - tl.exp2(-a * ((r + 0.91832864) * a + 1.6279137))\n"
+        "    r = 1 - flushed_exp2(-a * ((r + 0.91832864) * a + 1.6279137))\n"
         "    return tl.where(a < 0.005, 1.1283792 * x, tl.where(x < 0, -r, r))\n"
+    ),
+    # For integers of 8 bits: within 7e-7, by the same form with fewer terms, for every size.
+    "erf_8": (
+        "def erf_8(x):\n"
+        "    a = tl.abs(x)\n"
+        "    r = (((0.0029441568 * a - 0.029590039) * a + 0.14866562) * a + 0.91850936) * a + 1.627889\n"
+        "    r = 1 - flushed_exp2(-a * r)\n"
+        "    sign = x.to(tl.int32, bitcast=True) & -2147483648\n"
+        "    return (r.to(tl.int32, bitcast=True) | sign).to(tl.float32, bitcast=True)\n"
+    ),
+    # 2^x, or 0 where that is below the normal numbers: one instruction.
+    "flushed_exp2": (
+        "def flushed_exp2(x):\n"
+        "    if INTERPRETED:\n"
+        "        r = tl.exp2(x)\n"
+        "    else:\n"
+        "        r = tl.inline_asm_elementwise(\n"
+        "            'ex2.approx.ftz.f32 $0, $1;', '=f,f', [x], dtype=tl.float32, is_pure=True, pack=1)\n"
+        "    return r\n"
     ),
     "tanh_16": (
         "def tanh_16(x):\n"
-        "    r = 1 - 2 / (tl.exp2(x * 2.8853900817779268) + 1)\n"
+        "    r = 1 - 2 / (flushed_exp2(x * 2.8853900817779268) + 1)\n"
         "    return tl.where(tl.abs(x) < 0.01, x, r)\n"
     ),
     "sigmoid": "def sigmoid(x):\n    return 1 / (1 + tl.exp(-x))\n",
@@ -328,14 +348,15 @@ def used_helpers(text: str) -> list[str]:
     return [name for name in HELPERS if re.search(rf"(?<![.\w]){name}\b", text)]
 
 
-def call(expr: Expr, operands: Sequence[str], is_narrow: bool = False, is_short: bool = False) -> str:
+def call(expr: Expr, operands: Sequence[str], is_narrow: bool = False, bits: int = 32) -> str:
     """A FUNCTIONS entry applied to values in registers.
 
-    `is_narrow`: all is rounded to 16 bits; `is_short`: to 16 bits or fewer, where each last bit of a quotient decides.
+    `is_narrow`: all is rounded to 16 bits; `bits`: 16 if it is rounded to so many or to floats of 8 bits, 8 if to
+    integers of 8 bits, where each last bit of a quotient decides.
     """
     name = expr.op
-    if is_short and name in _OF_NARROW and register_dtype(expr.dtype) == F32:
-        return f"{name}_16({operands[0]})"
+    if name in _OF_NARROW.get(bits, ()) and register_dtype(expr.dtype) == F32:
+        return f"{name}_{bits}({operands[0]})"
     of = register_dtype(expr.args[-1].dtype)
     if name == "cast":
         return convert(expr.args[0].dtype, expr.dtype, operands[0])

@@ -49,7 +49,7 @@ class Renderer:
         sizes = [dimension.bounds(o.type.elements)[1] for o in (*kernel.inputs, *kernel.outputs)]
         sizes += [dimension.bounds(axis.extent)[1] for axis in kernel.axes]
         self.is_narrow = all(o.type.dtype in (F16, BF16) for o in kernel.outputs)
-        self.is_short = all(map(_is_short, kernel.stores)) and bool(kernel.stores)
+        self.bits = max(map(_rounded_bits, kernel.stores), default=32)
         self.is_wide = any(size > LARGEST_INDEX for size in sizes)
         self.index_type = "tl.int64" if self.is_wide else "tl.int32"
 
@@ -174,10 +174,10 @@ class Scope:
             inner, zero = quantized
             return self.define(f"quantized_{'s8' if expr.dtype == I8 else 'u8'}({self._rounded(inner)}, {zero})")
         # What is computed of places alone decides what is read: no bit of it is spared.
-        is_narrow = self.renderer.is_narrow and any(node.op in ("load", "root") for node in walk(expr))
-        is_short = self.renderer.is_short and any(node.op in ("load", "root") for node in walk(expr))
+        is_of_data = any(node.op in ("load", "root") for node in walk(expr))
+        is_narrow, bits = self.renderer.is_narrow and is_of_data, self.renderer.bits if is_of_data else 32
         operands = [self._quantized(expr) or self.value(expr.args[0]), *map(self.value, expr.args[1:])]
-        return self.define(call(expr, operands, is_narrow, is_narrow or is_short))
+        return self.define(call(expr, operands, is_narrow, min(bits, 16) if is_narrow else bits))
 
     def _quantized(self, expr: Expr) -> str | None:
         """The quotient that is rounded, or bounded, to make a quantized number of it; None of another expression."""
@@ -347,11 +347,11 @@ def _is_zero(expr: Expr) -> bool:
     return expr.op == "const" and not expr.payload
 
 
-def _is_short(store: Store) -> bool:
-    """Whether a store's value is rounded to 16 bits or fewer, as a float or by an op that quantizes."""
+def _rounded_bits(store: Store) -> int:
+    """To how many bits a store's value is rounded: 8 to integers by an op that quantizes, 16 to short floats, or 32."""
     if store.value.dtype in BYTES:
-        return any(node.op == "round" for node in walk(store.value))
-    return store.value.dtype in (F16, BF16, *FLOAT8)
+        return 8 if any(node.op == "round" for node in walk(store.value)) else 32
+    return 16 if store.value.dtype in (F16, BF16, *FLOAT8) else 32
 
 
 def _is_filled(expr: Expr) -> bool:

@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from aot.backend.cuda.compile import assembler, header_of, module_text
+from aot.backend.cuda.ptx import overlapped, unpacked
 
 MOST_WARPS = 16
 """Up to which a kernel whose registers do not suffice is compiled again, for twice as many threads."""
+
+REGISTERS, SHARED_BYTES = 65536, 227 << 10
+"""Of a multiprocessor, from Ampere to Blackwell; of shared memory, the most there is."""
 
 PLAIN_CAPABILITY = 80
 """What kernels that stay text are lowered for: above it Triton uses instructions of single architectures."""
@@ -31,7 +35,8 @@ def main() -> None:
 def compile_one(symbol: str, source: str, path: Path, request: dict[str, Any]) -> dict[str, int]:
     """Writes the cubin or PTX of one kernel at `path`; returns what its launch needs (the fields of Image).
 
-    A kernel whose registers spill gets more threads, each with a smaller part of the same blocks.
+    A kernel whose registers spill gets more threads, each with a smaller part of the same blocks, and if possible no
+    more registers than let as many of them share a multiprocessor as before: while one waits or stores, another works.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -51,10 +56,10 @@ def compile_one(symbol: str, source: str, path: Path, request: dict[str, Any]) -
     first = len(header["pointers"])
     multiples = [*header["aligned"], *(first + number for number in header["multiples"])]
     is_text = bool(request["ptx"])
-    triton.knobs.runtime.add_stages_inspection_hook = _stages(request["capability"], is_text, header["blocks"])
     facts: dict[str, int] = {}
-    warps = header["warps"]
-    while True:
+    attempts = [(header["warps"], header["blocks"])]
+    for warps, blocks in attempts:
+        triton.knobs.runtime.add_stages_inspection_hook = _stages(request["capability"], is_text, blocks)
         compiled = triton.compile(
             ASTSource(
                 fn=function,
@@ -87,20 +92,25 @@ def compile_one(symbol: str, source: str, path: Path, request: dict[str, Any]) -
                 "spilled_bytes": spilled,
                 "is_heavy": header["heavy"],
             }
-        warps *= 2
-        if not facts["spilled_bytes"] or warps > MOST_WARPS:
-            return facts
+        if not facts["spilled_bytes"]:
+            break
+        if blocks > 1:
+            attempts.append((warps, 0))
+        elif 2 * warps <= MOST_WARPS:
+            together = min(REGISTERS // (32 * warps * registers), SHARED_BYTES // max(metadata.shared, 1))
+            attempts.append((2 * warps, together if together > 1 else 0))
+    return facts
 
 
 def _stages(capability: int, is_text: bool, blocks: int) -> Any:
-    """A hook for Triton's stages: what it writes as PTX is `unpacked`; a text is for a capability and all above it.
+    """A hook for Triton's stages: its PTX is `unpacked` and `overlapped`; a text is for a capability and all above it.
 
     `blocks`: of the kernel that are to fit a multiprocessor; 0: the assembler's choice.
     """
 
     def hook(*given: Any) -> Any:
         if not given:  # what Triton's own cache has to know
-            key = f"unpacked {capability} {is_text} {blocks}"
+            key = f"rewritten {capability} {is_text} {blocks}"
             return key, key
         backend, stages, options = given[:3]
         plain = stages["ptx"]
@@ -115,7 +125,7 @@ def _stages(capability: int, is_text: bool, blocks: int) -> Any:
                 made = plain(source, metadata)
             if blocks:
                 made = re.sub(r"(?m)^(\.reqntid .*)$", rf"\1\n.minnctapersm {blocks}", made)
-            return unpacked(made)
+            return overlapped(unpacked(made))
 
         stages["ptx"] = text
         if is_text:
@@ -130,30 +140,6 @@ def _assembled(path: Path, capability: int) -> Path:
     cubin = path.with_suffix(".cubin")
     subprocess.run([str(assembler()), f"-arch=sm_{capability}", str(path), "-o", str(cubin)], check=True)
     return cubin
-
-
-PACKED = re.compile(r"^\s*(add|min|max)\.([su])16x2\s+(%r\d+), (%?\w+), (%?\w+);$", re.MULTILINE)
-
-
-def unpacked(text: str) -> str:
-    """PTX whose pairs of 16-bit integers are computed one by one.
-
-    Places that are known to be small are computed in 16 bits, two at a time. CUDA 12.9's assembler gets that wrong
-    (on an H200, 2026-11-30, with -O1 as well): tests whether a convolution's window is inside its image failed, and
-    memory before the image was read. CUDA 13's assembler is right.
-    """
-
-    def one_by_one(found: re.Match[str]) -> str:
-        operation, sign, result, left, right = found.groups()
-        return (
-            "\t{\n\t.reg .b16 %a<2>, %b<2>;\n\t.reg .b32 %c<2>;\n"
-            f"\tmov.b32 %c0, {left};\n\tmov.b32 %c1, {right};\n"
-            "\tmov.b32 {%a0, %a1}, %c0;\n\tmov.b32 {%b0, %b1}, %c1;\n"
-            f"\t{operation}.{sign}16 %a0, %a0, %b0;\n\t{operation}.{sign}16 %a1, %a1, %b1;\n"
-            f"\tmov.b32 {result}, {{%a0, %a1}};\n\t}}"
-        )
-
-    return PACKED.sub(one_by_one, text)
 
 
 def _tool(name: str) -> Path:

@@ -7,6 +7,7 @@ Any number of threads may ask at once; each request in flight has a channel, and
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import queue
@@ -190,7 +191,7 @@ class Worker:
         self.inputs = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in hello["inputs"])
         self.outputs = tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in hello["outputs"])
         self.states = tuple(StateSpec(*pair) for pair in hello["state"])
-        self.target = str(hello["target"])
+        self.target, self.meta = str(hello["target"]), dict(hello["meta"])
         self._specs = {spec.name: spec for spec in self.inputs}
         self._results = {spec.name: spec for spec in self.outputs}
 
@@ -217,6 +218,7 @@ class Worker:
                 raise LinkError(CRASH, "the worker process ended while it loaded the candidate")
             if not hello.get("ok"):
                 raise _exception(hello)
+            hello["meta"] = _meta(process, hello)
         except (TimeoutError, OSError) as error:
             self._discard(process)
             raise LinkError(
@@ -490,6 +492,17 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
+
+
+def _meta(process: _Process, hello: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of the model, which the worker left in shared memory."""
+    try:
+        size = hello["meta_bytes"]
+        if not 0 <= size <= os.fstat(process.shadow.arena.descriptor).st_size:
+            raise ValueError(f"{size} bytes of metadata")
+        return dict(json.loads(process.shadow.arena.map(size)[:size]))
+    except (KeyError, ValueError, TypeError) as error:
+        raise LinkError(CRASH, f"a message of the worker process makes no sense: {error}") from error
 
 
 def _exception(reply: Mapping[str, Any]) -> AotError:

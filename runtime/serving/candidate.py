@@ -28,6 +28,7 @@ class InProcess:
         self._is_owned = not isinstance(artifact, Model)
         self._runs: Any = Faulty(self.model, faults) if faults else self.model
         self.inputs, self.outputs, self.states = self.model.inputs, self.model.outputs, self.model.state
+        self.meta, self.target = self.model.meta, self.model.target
         self._seen: dict[Any, int] = {}
 
     def run(self, inputs: Mapping[str, Any], timeout_seconds: float | None, *, is_shadow: bool = False) -> Reply:
@@ -123,6 +124,18 @@ class Candidate:
     def close(self) -> None:
         """Ends its process, or unloads it; in this process no run may be in flight."""
         self.runner.close()
+
+
+class Tested:
+    """A candidate as a self-test wants a model."""
+
+    def __init__(self, runner: Worker | InProcess) -> None:
+        self._runner = runner
+        self.meta, self.target = runner.meta, runner.target
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs of a run."""
+        return self._runner.run(inputs, None).outputs
 
 
 class Lot:

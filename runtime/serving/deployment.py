@@ -16,10 +16,10 @@ from typing import Any
 from aot.errors import AotError, RunError
 from aot.runtime import Model
 from aot.runtime.serving.breaker import Breaker
-from aot.runtime.serving.candidate import Candidate
+from aot.runtime.serving.candidate import Candidate, Tested
 from aot.runtime.serving.causes import cause_of
 from aot.runtime.serving.chain import Answer, Asked, Chain, Event
-from aot.runtime.serving.checks import check_interface
+from aot.runtime.serving.checks import check_interface, check_numbers
 from aot.runtime.serving.controller import Canary
 from aot.runtime.serving.deployment_policy import DeploymentPolicy
 from aot.runtime.serving.faults import Fault
@@ -47,11 +47,14 @@ class Deployment:
     `fallback`: what answers where stable does not, in this order: "cpu" (the CPU program of stable's own file, for one
     that runs on a GPU), "cpu:x86-64" (that target's), OnnxRuntime(path of the original model). `canary`: decides the
     candidate's share, promotes, rolls back; without one the policy's share holds until `promote` or `roll_back`.
-    `load_options`: of `aot.load`, for stable and candidate. `on_event`: called with every Event, from any thread; what
-    it raises is counted and goes no further. `test_faults`: puts faults into the candidate, for tests.
+    `load_options`: of `aot.load`, for stable and candidate, such as trusted_keys. `on_event`: called with every Event,
+    from any thread; what it raises is counted and goes no further. `test_faults`: puts faults into the candidate, for
+    tests.
 
-    A candidate that is refused does not keep stable from serving: the reason is in `candidate_error`, in the log
-    "aot.serving" and in an event. Raises what loading `stable` raises. Any number of threads may use a deployment.
+    Before an artifact gets traffic, its self-test is run, where it holds one, and its inputs and outputs are compared
+    with stable's. A candidate that is refused does not keep stable from serving: the reason is in `candidate_error`, in
+    the log "aot.serving" and in an event. Raises what loading `stable` raises, and ArtifactError for its self-test. Any
+    number of threads may use a deployment.
     """
 
     def __init__(
@@ -107,6 +110,11 @@ class Deployment:
     def _make_version(self, source: Source, number: int | None = None) -> Version:
         number = self._next() if number is None else number
         version = make_version(number, source, self._options, self._fallback, self._breaker, self._onnx_session)
+        try:
+            check_numbers("the artifact", version.model, source)
+        except BaseException:
+            version.close()
+            raise
         for link, why in version.absent.items():
             self._chain.tell("link_absent", link, "", why)
         return version
@@ -157,9 +165,11 @@ class Deployment:
     def start_candidate(
         self, candidate: Source, *, canary: Canary | None = None, test_faults: Sequence[Fault] = ()
     ) -> None:
-        """Puts a candidate beside stable, in place of an earlier one. Raises what loading it raises, ArtifactError
-        where its inputs or outputs differ from stable's, LinkError where its process does not come up; stable then
-        serves on, without a candidate."""
+        """Puts a candidate beside stable, in place of an earlier one.
+
+        Raises what loading it raises, ArtifactError where its self-test fails or its inputs or outputs differ from
+        stable's, LinkError where its process does not come up; stable then serves on, without a candidate.
+        """
         # Weak, as its threads must not keep a deployment that nobody holds any more.
         me = weakref.ref(self)
 
@@ -175,6 +185,7 @@ class Deployment:
             try:
                 made = Candidate(number, candidate, self._options, self.policy, self._breaker(), on_event, test_faults)
                 check_interface("the candidate", made.runner, self._stable.model)
+                check_numbers("the candidate", Tested(made.runner), candidate)
                 share = self.policy.candidate_share if canary is None else canary.share
                 rollout = Rollout(made, self._stable.model, canary, self._chain)
             except BaseException as error:

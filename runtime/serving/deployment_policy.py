@@ -25,7 +25,9 @@ class DeploymentPolicy:
     part of what is left of a request's deadline that the candidate, and stable, may use before the next link is tried.
 
     `breaker`, `worker`: see BreakerPolicy and WorkerPolicy. `shadow_requests`, `shadow_bytes`: how much may wait to be
-    shadowed; what comes beyond is dropped and counted. `metrics`: for some outputs, names ("max_abs", "relative",
+    shadowed; what comes beyond is dropped and counted. `shadow_load`: the part of one CPU's time that the thread which
+    shadows may take in this process (not the candidate in its own), since requests share the interpreter with it.
+    `metrics`: for some outputs, names ("max_abs", "relative",
     "cosine", "top1"), functions (stable, candidate) -> float, or a mapping of names to functions. `cold_runs`: the
     first runs of a process with a shape that records mark as cold. `decide_seconds`: how often the canary is asked.
     `most_records`: that may wait for the canary. `salt`: changes which keys go to the candidate first.
@@ -41,6 +43,7 @@ class DeploymentPolicy:
     worker: WorkerPolicy = field(default_factory=WorkerPolicy)
     shadow_requests: int = 64
     shadow_bytes: int = 256 << 20
+    shadow_load: float = 0.02
     metrics: Mapping[str, Any] = field(default_factory=dict)
     cold_runs: int = 3
     decide_seconds: float = 1.0
@@ -51,7 +54,7 @@ class DeploymentPolicy:
         for name in ("candidate_share", "shadow_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise RunError(f"{name} is a share from 0 to 1, got {getattr(self, name)!r}")
-        for name in ("candidate_deadline_share", "stable_deadline_share"):
+        for name in ("candidate_deadline_share", "stable_deadline_share", "shadow_load"):
             if not 0 < getattr(self, name) <= 1:
                 raise RunError(f"{name} is a share above 0, at most 1, got {getattr(self, name)!r}")
         for name, words in (("isolation", ISOLATION), ("not_finite", NOT_FINITE)):

@@ -1,7 +1,7 @@
 """Shadowing: a sample of the requests goes through the candidate as well, behind the answer, and is compared.
 
-On the request's way there is a copy of its arrays and an append. One thread runs the candidate and compares. What
-waits is bounded; what does not fit is dropped and counted.
+On the request's way there is a copy of its arrays and an append. One thread runs the candidate and compares; it works
+for a bounded part of the time. What waits is bounded; what does not fit is dropped and counted.
 
 A stateful model is followed by sequence: the first request of a sequence that is seen brings stable's state along, and
 from then on the candidate has its own, as it would in service. After a dropped or failed request the next one brings
@@ -59,7 +59,7 @@ class Shadow:
         self._waiting = self._bytes = 0
         self._states: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self.followed: set[str] = set()
-        self._is_stopped = False
+        self._stopped = threading.Event()
         self.taken = self.dropped = self.compared = self.without_sequence = self.resynchronized = 0
         self.failed: dict[str, int] = {}
         self._thread = threading.Thread(target=self._follow, name="aot-serving-shadow", daemon=True)
@@ -89,14 +89,19 @@ class Shadow:
 
     def _follow(self) -> None:
         while (item := self._queue.get()) is not None:
+            start, start_of_work = time.perf_counter(), time.thread_time()
             try:
-                if not self._is_stopped and self._candidate.is_current:
+                if not self._stopped.is_set() and self._candidate.is_current:
                     self._pair(item)
             finally:
                 with self._lock:
                     self._waiting -= 1
                     self._bytes -= item.size_bytes
             item = None
+            # While this thread works, requests wait for the interpreter's lock: so it rests in proportion.
+            work, took = time.thread_time() - start_of_work, time.perf_counter() - start
+            if (rest := work / self._policy.shadow_load - took) > 0:
+                self._stopped.wait(rest)
 
     def _pair(self, item: Shadowed) -> None:
         own = self._own_state(item)
@@ -171,7 +176,7 @@ class Shadow:
 
     def stop(self) -> None:
         """No further run of the candidate begins; the thread ends, which this does not wait for."""
-        self._is_stopped = True
+        self._stopped.set()
         self._queue.put(None)
 
     def join(self, seconds: float) -> bool:

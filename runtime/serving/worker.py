@@ -7,6 +7,7 @@ of a run that hangs.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -36,13 +37,16 @@ def main(control_descriptor: int) -> None:
             model = Faulty(model, setup["faults"])
         specs = {"inputs": model.inputs, "outputs": model.outputs, "state": model.state}
         ports = {name: [list(spec) for spec in found] for name, found in specs.items()}
-        hello = {"ok": True, "target": model.target, "load_seconds": seconds, **ports}
+        meta = json.dumps(model.meta).encode()
+        hello = {"ok": True, "target": model.target, "load_seconds": seconds, "meta_bytes": len(meta), **ports}
     except Exception as error:
         _wire.send(control, _error(error))
         return
     served = Served(model)
-    for channel, memory in zip(descriptors[1::2], descriptors[2::2], strict=True):
-        arguments = (socket.socket(fileno=channel), _wire.Arena(memory))
+    arenas = [_wire.Arena(memory) for memory in descriptors[2::2]]
+    arenas[0].map(len(meta))[: len(meta)] = meta  # it may be too long for a header
+    for channel, arena in zip(descriptors[1::2], arenas, strict=True):
+        arguments = (socket.socket(fileno=channel), arena)
         threading.Thread(target=served.answer, args=arguments, daemon=True).start()
     _wire.send(control, hello)
     try:

@@ -1,7 +1,8 @@
-"""What the compiling process sees to: registers that do not suffice, and a fault of the assembler."""
+"""What the compiling process sees to: registers that do not suffice, products that run on, a fault of the assembler."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,16 @@ import pytest
 
 pytest.importorskip("triton", reason="the CUDA backend compiles with Triton, which is not installed")
 
-from aot.backend.cuda import CudaBackend, worker
-from aot.backend.cuda.contract import Tile
+from aot.backend.cuda import CudaBackend, ptx, worker
+from aot.backend.cuda.contract import Tile, emit_contract
 from aot.backend.cuda.direct import Direct
 from aot.backend.cuda.window import emit_window
-from aot.dtypes import F16
+from aot.builder import Builder
+from aot.dtypes import F8E4M3, F16, F32, I8, DType
 from aot.ir import Layout, TensorType
 from aot.kernel import Kernel
 from tests.backend.kernels import conv_kernel
+from tests.cuda.test_8bit import kernel_of
 
 BACKEND = CudaBackend()
 TARGET = BACKEND.target("sm_90a")
@@ -45,14 +48,65 @@ def test_integers_of_16_bits_are_computed_one_by_one(tmp_path: Path) -> None:
     source = emit_window(conv(1, 64, 56, 3, 1), TARGET, Tile(64, 32, 64, 4, 3)).source
     assert "tile = program\n" in source  # nothing bounds the places of a plain product
     bounded = source.replace("tile = program\n", "tile = program % 98\n")
-    built = BACKEND.build([("k", bounded)], BACKEND.target("sm_90a"), None, jobs=1)
-    (tmp_path / "k.cubin").write_bytes(built.code)
-    tool = [str(worker._tool("cuobjdump")), "-sass", str(tmp_path / "k.cubin")]
-    listing = subprocess.run(tool, capture_output=True, text=True, check=True).stdout
+    listing = listing_of(bounded, tmp_path)
     assert "HGMMA" in listing and "VIADD.16x2" not in listing
 
 
+def listing_of(source: str, folder: Path) -> str:
+    """A kernel's assembly."""
+    built = BACKEND.build([("k", source)], TARGET, None, jobs=1)
+    (folder / "k.cubin").write_bytes(built.code)
+    tool = [str(worker._tool("cuobjdump")), "-sass", str(folder / "k.cubin")]
+    return subprocess.run(tool, capture_output=True, text=True, check=True).stdout
+
+
+def product(dtype: DType, summed: int) -> Kernel:
+    """A product of two matrices of 8-bit numbers."""
+    b = Builder()
+    x, w = b.input("x", dtype, (512, summed)), b.input("w", dtype, (summed, 512))
+    return kernel_of(b.finish((b.cast(b.matmul_8bit(x, w), to=F32),)))
+
+
+@pytest.mark.parametrize("summed", [768, 3072])
+def test_products_of_integers_run_on_into_the_next_step(summed: int, tmp_path: Path) -> None:
+    """Of a loop's groups of products one is under way at each wait but the last, also where the loop is unrolled."""
+    listing = listing_of(emit_contract(product(I8, summed), TARGET, Tile(128, 128, 128, 4, 3)).source, tmp_path)
+    waits = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", listing)
+    assert "IGMMA" in listing and waits[-1] == "0" and set(waits[:-1]) == {"1"}
+
+
+def test_products_whose_sums_are_used_are_awaited(tmp_path: Path) -> None:
+    """Sums of 8-bit floats in parts are added in every step."""
+    listing = listing_of(emit_contract(product(F8E4M3, 768), TARGET, Tile(128, 128, 128, 8, 3)).source, tmp_path)
+    assert "QGMMA" in listing and "1" not in re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", listing)
+
+
+LOOP = """$L__BB0_1:
+\tcp.async.wait_group \t1;
+\twgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 {%r1,%r2}, %rd1, %rd2, p;
+\twgmma.commit_group.sync.aligned;
+\t// wait for regs: %r1,%r2
+\twgmma.wait_group.sync.aligned 0;
+\tadd.s32 \t%r9, USED, 1;
+\t@%p1 bra \t$L__BB0_1;
+\tadd.s32 \t%r8, %r1, %r2;
+"""
+
+
+def test_which_loops_run_on() -> None:
+    changed = ptx.overlapped(LOOP.replace("USED", "%r10"))
+    assert changed.count("wait_group.sync.aligned 1;") == 1
+    assert "bra \t$L__BB0_1;\n\twgmma.wait_group.sync.aligned 0;\n\tadd.s32 \t%r8" in changed
+    for kept in (
+        LOOP.replace("USED", "%r2"),
+        LOOP.replace("USED", "%r10").replace(".s32.s8.s8", ".f32.e4m3.e4m3"),
+        LOOP.replace("USED", "%r10").replace("\tadd.s32", "$L__BB0_2:\n\tadd.s32", 1),
+        LOOP.replace("USED", "%r10").replace("\twgmma.commit_group.sync.aligned;\n", ""),
+    ):
+        assert ptx.overlapped(kept) == kept
+
+
 def test_what_pairs_become() -> None:
-    text = worker.unpacked("\tadd.s16x2 \t%r3, %r1, %r2;\n\tmax.u16x2 \t%r4, %r3, 255;\n\tadd.s32 \t%r5, %r4, 1;\n")
+    text = ptx.unpacked("\tadd.s16x2 \t%r3, %r1, %r2;\n\tmax.u16x2 \t%r4, %r3, 255;\n\tadd.s32 \t%r5, %r4, 1;\n")
     assert "16x2" not in text and text.count("add.s16 ") == text.count("max.u16 ") == 2
     assert "mov.b32 %c1, 255;" in text and "mov.b32 %r4, {%a0, %a1};" in text and "add.s32 \t%r5, %r4, 1;" in text

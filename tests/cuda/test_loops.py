@@ -17,7 +17,7 @@ from aot.backend.cuda import CudaBackend
 from aot.backend.cuda.compile import header_of
 from aot.builder import Builder
 from aot.dims import Dim, Symbol
-from aot.dtypes import BF16, F16, F32, I64, DType
+from aot.dtypes import BF16, F16, F32, I8, I64, DType
 from aot.evaluate import evaluate, evaluate_op
 from aot.ir import Graph, Layout, Value
 from aot.kernel import Kernel
@@ -205,6 +205,24 @@ def test_functions_for_results_of_16_bits(name: str, dtype: DType) -> None:
     assert (np.signbit(got.astype(np.float64)) == np.signbit(exact))[~np.isnan(exact)].all()
     single = BACKEND.emit(kernel_of(one_op(name, F32, x.shape)), TARGET)
     assert f"{name}_16(" not in single.source
+
+
+def test_erf_for_integers_of_8_bits() -> None:
+    """GELU in steps of a 255th of its range is the nearest step, but where it is half way; infinities and NaN too."""
+    step, zero = 0.025, -120
+    x = np.concatenate([np.linspace(-8, 8, 200_001), [0.0, -0.0, 1e30, -1e30, math.inf, -math.inf, math.nan]])
+    x = x.astype(np.float32)
+    b = Builder()
+    value = b.gelu(b.input("x", F32, x.shape), approximate="none")
+    kernel = kernel_of(b.finish((b.quantize(value, b.scalar(step, F32), b.scalar(zero, I8), to=I8),)))
+    emitted = BACKEND.emit(kernel, TARGET)
+    assert "erf_8(" in emitted.source
+    (got,) = interpreter.run(kernel, emitted, [x])
+    exact = x.astype(np.float64)
+    gelu = np.array([0.5 * v * (1 + math.erf(v / math.sqrt(2))) if v != -math.inf else math.nan for v in exact]) / step
+    wanted = np.clip(np.where(np.isnan(gelu), 0, np.rint(gelu)) + zero, -128, 127)
+    is_far = np.abs(gelu - np.floor(gelu, where=np.isfinite(gelu), out=np.zeros_like(gelu)) - 0.5) > 1e-3
+    assert (got == wanted)[is_far | np.isnan(gelu)].all() and np.abs(got - wanted).max() <= 1
 
 
 def one_op(name: str, dtype: DType, shape: tuple[int, ...]) -> Graph:
