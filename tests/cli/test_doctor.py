@@ -270,7 +270,8 @@ def test_build_commands_are_those_that_were_given(tmp_path: Path) -> None:
     for part in (
         "--dim n=8", "--dim m=2..", "--variant batch=1,8", "--variant m=4", "--set 'k=[1,2]'", "--set 's p=3'",
         "--override w", "--trust-pickle", "--precision bf16", "--io-dtype fp16", "--exact", "--no-host-steps",
-        "--weights external", "--strip-debug", "--quantize", "--disable fold:1", "--bisect 3", "--self-test 4 --self-test-data d.npz",
+        "--weights external", "--strip-debug", "--quantize", "--disable fold:1", "--bisect 3",
+        "--self-test 4 --self-test-data d.npz",
     ):  # fmt: skip
         assert part in line
     assert build_command({}, tmp_path / "x.aot", ("cpu",)) == f"aotc build MODEL --target cpu -o {tmp_path / 'x.aot'}"

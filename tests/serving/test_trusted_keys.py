@@ -57,7 +57,12 @@ def test_a_signed_artifact_loads_and_runs(tmp_path: Path) -> None:
     path, pem = tmp_path / "signed.aot", tmp_path / "release.pub.pem"
     path.write_bytes(SIGNED)
     pem.write_bytes(signatures.generate_key()[1] + _pem(PUBLIC))
-    for source, keys in ((path, PUBLIC), (SIGNED, [OTHER_PUBLIC, PUBLIC]), (path, str(pem)), (path, [pem, OTHER_PUBLIC])):
+    for source, keys in (
+        (path, PUBLIC),
+        (SIGNED, [OTHER_PUBLIC, PUBLIC]),
+        (path, str(pem)),
+        (path, [pem, OTHER_PUBLIC]),
+    ):
         with load(source, trusted_keys=keys) as model:
             np.testing.assert_array_equal(model(X), handmade.expected(X))
     twice = signatures.sign(SIGNED, OTHER_PRIVATE)
@@ -94,7 +99,10 @@ REFUSED = {
     "unsigned": (PLAIN, "it is not signed"),
     "by another": (signatures.sign(PLAIN, OTHER_PRIVATE), "none of its 1 signatures is by a trusted key"),
     "other meta": (_change_section(Section.META, b"{}"), "does not hold"),
-    "other code": (_change_section(Section.CODE, handmade.compiled(handmade.DENSE_SOURCE + "int more;")), "does not hold"),
+    "other code": (
+        _change_section(Section.CODE, handmade.compiled(handmade.DENSE_SOURCE + "int more;")),
+        "does not hold",
+    ),
 }
 
 
