@@ -200,7 +200,8 @@ def _compile(model: Any, options: CompileOptions, progress: Progress | None, ext
     report.rewrites = {variant: context.rewrites for variant, context in contexts.items()}
     tell("write", "artifact")
     with report.stage("write"):
-        meta = _meta(options, info, report, targets)
+        file = Path(model).name if isinstance(model, (str, os.PathLike)) else ""
+        meta = _meta(options, info, report, targets, file)
         artifact = Artifact.build(
             programs,
             meta=meta,
@@ -537,7 +538,11 @@ def forms(ordered: Sequence[Graph]) -> tuple[Mapping[str, str], ...]:
 
 
 def _meta(
-    options: CompileOptions, info: frontend.ImportInfo, report: BuildReport, targets: Sequence[tuple[Backend, Target]]
+    options: CompileOptions,
+    info: frontend.ImportInfo,
+    report: BuildReport,
+    targets: Sequence[tuple[Backend, Target]],
+    file: str,
 ) -> Mapping[str, Any]:
     from importlib.metadata import version
 
@@ -565,6 +570,7 @@ def _meta(
             for backend, target in targets
         },
         "source": {
+            **({"file": file} if file else {}),
             "digest": info.digest,
             "node_count": info.node_count,
             "ops": dict(info.ops),

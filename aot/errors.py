@@ -13,6 +13,8 @@ class AotError(Exception):
     """
 
     code = "error"
+    status = 0
+    """What the C API returned, for errors that come from it: a number of aot_status."""
     reason = ""
 
     def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from aot.artifacts import read, safetensors
 from aot.artifacts.layout import Section, WeightsMode
 from aot.artifacts.sizes import TargetBytes, target_bytes
-from aot.artifacts.write import Weights, write
+from aot.artifacts.table import replaced
+from aot.artifacts.write import Weights, write, write_json
 from aot.errors import ArtifactError, OptionError
 from aot.file_kinds import not_an_artifact
 from aot.ir import Array
@@ -128,6 +129,14 @@ class Artifact:
     def digest(self) -> str:
         """SHA-256 of the file, in hexadecimal."""
         return hashlib.sha256(self.data).hexdigest()
+
+    def with_parts(self, *, meta: Mapping[str, Any], self_test: Mapping[str, Array]) -> Artifact:
+        """The artifact with other metadata and another self-test, all else as it is; without signatures."""
+        parts: dict[Section, bytes | None] = {Section.META: write_json(meta), Section.SIGNATURE: None}
+        parts[Section.SELF_TEST] = safetensors.write(self_test)[0]
+        made = Artifact(replaced(self.data, parts), self.external_name, self.external)
+        made.report = self.report
+        return made
 
     def constants(self, program: int = 0) -> dict[str, Array]:
         """The packed constants of a program whose weights are in the file, by name; views of it if they are ready."""

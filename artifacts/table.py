@@ -109,9 +109,10 @@ class Table:
         """The rows, read."""
         found = []
         for number, row in enumerate(self.rows):
-            numbers = layout.SECTION.struct.unpack_from(row)
-            alignment, reserved, digest = numbers[6:]
-            entry = Entry(*numbers[:6], alignment, digest, self.offset + number * len(row))
+            kind, flags, offset, size, count, entry_bytes, *last = layout.SECTION.struct.unpack_from(row)
+            alignment, reserved, digest = last
+            place = self.offset + number * len(row)
+            entry = Entry(kind, flags, offset, size, count, entry_bytes, alignment, digest, place)
             if alignment == 0 or alignment & (alignment - 1) or entry.offset % alignment or reserved:
                 damaged("the section is misaligned", entry.name, entry.row_offset)
             found.append(entry)

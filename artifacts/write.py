@@ -81,7 +81,7 @@ def write(
         for block, environment in zip(*_called(program), strict=True):
             tables.add_program(block, environment)
     sections = tables.sections()
-    sections[Section.META] = _json(meta)
+    sections[Section.META] = write_json(meta)
     if self_test is not None:
         sections[Section.SELF_TEST] = safetensors.write(self_test)[0]
     if debug is not None:
@@ -101,7 +101,8 @@ def _blocks(programs: Sequence[Program]) -> tuple[Program, ...]:
     return tuple(block for program in programs for block in _called(program)[0])
 
 
-def _json(value: Any) -> bytes:
+def write_json(value: Any) -> bytes:
+    """What the metadata section holds."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, indent=1).encode()
 
 

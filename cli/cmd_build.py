@@ -30,6 +30,7 @@ from aot.cli.fusion import fusion_of, print_fusion
 from aot.cli.model_options import model_options
 from aot.cli.operators import operators_option, operators_text
 from aot.cli.quantize_options import QuantizeChoice, quantize_options
+from aot.cli.self_test_options import SelfTestChoice, self_test_options
 from aot.errors import OptionError
 from aot.file_kinds import A_MODEL, ONNX, PROGRAM, kind_of
 from aot.options import (
@@ -96,6 +97,7 @@ class VariantType(click.ParamType[tuple[str, tuple[int, ...]]]):
 @quantize_options
 @model_options
 @operators_option
+@self_test_options
 @click.option("--check", is_flag=True, help="Only say whether every op is supported; build nothing.")
 @common_options
 def command(
@@ -116,6 +118,7 @@ def command(
     choice: QuantizeChoice,
     base: CompileOptions,
     operators: tuple[str, ...],
+    self_test: SelfTestChoice | None,
     check: bool,
 ) -> None:
     """Compile MODEL (an ONNX file, or a torch.export program as .pt2) into one artifact.
@@ -162,6 +165,11 @@ def command(
         if how is not None:
             options = replace(options, quantization=quantization_of(model, how, choice, options, operators, path, tell))
         artifact = driver.compile(model, options=options, operators=operators, progress=tell, external_name=external)
+        if self_test is not None:
+            from aot.cli.self_test_build import with_self_test
+
+            with custom.use(operators), artifact.report.stage("self-test"):
+                artifact = with_self_test(artifact, model, self_test, options, operators, tell)
         tell("write", str(path))
         artifact.save(path)
     report_build(model, path, artifact, external, explain_fusion)
@@ -265,6 +273,8 @@ def build_facts(model: Path, path: Path, artifact: Any, external: str) -> list[t
     facts.append(("weights", bytes_text(build.get("weights_bytes", 0))))
     if meta.get("quantization"):
         facts.append(("quantized", quantized_text(meta["quantization"])))
+    if meta.get("self_test"):
+        facts.append(("self-test", self_test_text(meta)))
     if meta.get("host_steps"):
         facts.append(("host steps", host_steps_text(meta["host_steps"])))
     if meta.get("operators"):
@@ -294,6 +304,18 @@ def quantized_text(record: dict[str, Any]) -> str:
     count = sum(node["form"] != "float" for node in nodes)
     error = "" if record["final"] is None else f", {record['metric']} {record['final']:.2g}"
     return f"{count} of {len(nodes)} products in {record['method']['form']}{error}: see aotc explain"
+
+
+def self_test_text(meta: dict[str, Any]) -> str:
+    """How many inputs are kept, and how far the outputs are from the reference's."""
+    held = meta["self_test"]
+    worst = max(
+        (metrics["relative"]["quantiles"][-1][1] for metrics in meta["errors"].values() if "relative" in metrics),
+        default=None,
+    )
+    error = "" if worst is None else f", relative error at most {worst:.2g}"
+    how = "" if held["measured"] == "compiled" else " (kernels interpreted: the target is not here)"
+    return f"{held['inputs']} inputs; {held['error_samples']} samples against {held['reference']}{error}{how}"
 
 
 def typical_shape(artifact: Any) -> list[tuple[str, str]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
+from aot.cli.driver_versions import cuda_text, cuda_version
 from aot.errors import AotError, OptionError
-from aot.program import Program
 
 if TYPE_CHECKING:
     from aot.runtime import Machine
@@ -17,11 +17,24 @@ if TYPE_CHECKING:
 HERE = "here"
 NEWEST_LEVEL = 4
 _CPU = re.compile(r"(?:cpu:)?x86-64(?:-v([234]))?((?:\+(?:vnni|bf16))*)|none")
-_HINT = "Example: --machine sm=89,driver=12040,cpu=x86-64-v3; or: --machine here."
+_HINT = "Example: --machine sm=89,driver=550,cpu=x86-64-v3; or: --machine here."
+
+
+class Selectable(Protocol):
+    """What decides whether a program runs somewhere: a `Program`, or what a header says of one."""
+
+    @property
+    def target(self) -> str: ...
+    @property
+    def variant(self) -> str: ...
+    @property
+    def driver(self) -> int: ...
+    @property
+    def parts(self) -> Sequence[Selectable]: ...
 
 
 class MachineType(click.ParamType[Any]):
-    """`sm=89,driver=12040,cpu=x86-64-v3`, each part optional, or `here`."""
+    """`sm=89,driver=550,cpu=x86-64-v3`, each part optional, or `here`."""
 
     name = "machine"
 
@@ -32,8 +45,9 @@ class MachineType(click.ParamType[Any]):
 def parse(text: str) -> Machine:
     """A described machine. Raises OptionError.
 
-    `sm` is its GPU's compute capability, `driver` the version of CUDA that its driver supports, `cpu` a level of x86-64
-    or `none`. What is not named: no GPU, a driver that is new enough, a CPU of the newest level.
+    `sm` is its GPU's compute capability, `driver` its driver's branch or version (550, 550.54.14) or the version of
+    CUDA that it supports (12.4, 12040), `cpu` a level of x86-64 or `none`. What is not named: no GPU, a driver that is
+    new enough, a CPU of the newest level.
     """
     from aot.runtime import Machine
 
@@ -42,10 +56,8 @@ def parse(text: str) -> Machine:
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name == "sm" and (found := re.fullmatch(r"(?:sm_)?(\d{1,2})\.?(\d)[af]?", value)):
             capability = 10 * int(found[1]) + int(found[2])
-        elif name == "driver" and (found := re.fullmatch(r"(\d\d)\.(\d{1,2})", value)):
-            driver = 1000 * int(found[1]) + 10 * int(found[2])
-        elif name == "driver" and re.fullmatch(r"\d{5}", value):
-            driver = int(value)
+        elif name == "driver" and (version := cuda_version(value)) is not None:
+            driver = version
         elif name == "cpu" and (found := _CPU.fullmatch(value)):
             level = 0 if value == "none" else int(found[1] or 1)
             extras = sum(Machine.EXTRAS[extra] for extra in {*(found[2] or "").split("+")} - {""})
@@ -66,11 +78,11 @@ def machine_text(machine: Machine) -> str:
     else:
         parts.append("no GPU")
     if machine.driver:
-        parts.append(f"driver for CUDA {machine.driver // 1000}.{machine.driver % 1000 // 10}")
+        parts.append(f"driver for CUDA {cuda_text(machine.driver)}")
     return ", ".join(parts)
 
 
-def selection(programs: Sequence[Program], machine: Machine | None) -> list[dict[str, Any]]:
+def selection(programs: Sequence[Selectable], machine: Machine | None) -> list[dict[str, Any]]:
     """For each program whether a machine (None: this one) would select it, and else why not, as the runtime decides."""
     from aot.runtime import target_rank
 
@@ -95,7 +107,7 @@ def selection(programs: Sequence[Program], machine: Machine | None) -> list[dict
     ]
 
 
-def selection_json(programs: Sequence[Program], machine: Machine | None) -> dict[str, Any]:
+def selection_json(programs: Sequence[Selectable], machine: Machine | None) -> dict[str, Any]:
     """The machine and what it would run, as a document."""
     from aot.runtime import this_machine
 
@@ -113,7 +125,7 @@ def selection_json(programs: Sequence[Program], machine: Machine | None) -> dict
     }
 
 
-def here_facts(programs: Sequence[Program]) -> list[tuple[str, str]]:
+def here_facts(programs: Sequence[Selectable]) -> list[tuple[str, str]]:
     """What this machine would run, for the overview; nothing where there is no runtime library to ask."""
     try:
         rows = selection(programs, None)

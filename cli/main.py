@@ -24,7 +24,10 @@ COMMANDS = {
     "bench": "Time an artifact, interleaved with its model.",
     "profile": "Tell where the time of a run goes, kernel by kernel.",
     "inspect": "Show what is in an artifact.",
+    "doctor": "Say whether an artifact runs on a machine, and what repairs it.",
+    "selftest": "Run the inputs that an artifact holds, and check numbers and latency.",
     "sign": "Sign an artifact, verify who signed it, or make keys.",
+    "package": "Put artifacts into an OCI layout for registries, or get one out of it.",
     "opt": "Run compiler passes on a model or on IR text.",
     "diff": "Show what changed between two artifacts.",
 }

@@ -391,10 +391,11 @@ def exception(status: int, error: Error) -> AotError:
         from aot.runtime._tensors import conversion
 
         hint = f"{hint} {conversion(wanted, found)}".rstrip()
-    found_error = kind(text, where=error.where.decode(errors="replace"), hint=hint)
+    made = kind(text, where=error.where.decode(errors="replace"), hint=hint)
+    made.status = status
     if error.reason:
-        found_error.reason = library().aot_reason_name(error.reason).decode()
-    return found_error
+        made.reason = library().aot_reason_name(error.reason).decode()
+    return made
 
 
 def info(kind: type[Any]) -> Any:
