@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -103,8 +104,6 @@ def mann_whitney(first: Floats, second: Floats, moved: float = 0.0) -> MannWhitn
 
 def normal_quantile(probability: float) -> float:
     """Of the standard normal distribution."""
-    from statistics import NormalDist
-
     return NormalDist().inv_cdf(probability)
 
 
@@ -154,9 +153,9 @@ class Kayenta:
         """With the confidence that rolls back at most `false_alarm` of faultless rollouts, given their strengths."""
         largest = np.sort([float(each.max(initial=-math.inf)) for each in faultless])
         wanted = largest[len(largest) - 1 - math.floor(false_alarm * len(largest))]
-        from statistics import NormalDist
-
-        return replace(self, confidence=2 * NormalDist().cdf(max(float(wanted), 0.0)) - 1)
+        # Just above it, since many rollouts may have this very value: few points have few ranks.
+        quantile = min(max(float(wanted), 0.0) + 1e-6, 8.0)
+        return replace(self, confidence=2 * NormalDist().cdf(quantile) - 1)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ Generator = np.random.Generator
 FAULTS = {
     "none": "the candidate is as good as the stable version",
     "numeric": "errors of a share of inputs are SIZE times what they would be",
-    "outlier": "errors of a share of inputs are SIZE times the largest recorded one",
+    "outlier": "errors of a share of inputs are SIZE times the recorded error (its 99th percentile)",
     "latency": "the candidate is SIZE times slower, in all buckets or in one",
     "crash": "a fraction SIZE of the candidate's runs crashes",
     "guard": "a fraction SIZE of the candidate's requests fails its guards",
@@ -40,6 +40,7 @@ HARMLESS = ("none", "bad-client", "no-traffic")
 _OK, _GUARD, _CRASH, _TIMEOUT = range(4)
 _OUTCOMES = ("ok", "guard", "crash", "timeout")
 _PERIODS_SECONDS = (17.0, 290.0, 3600.0)  # of the load: bursts, minutes, and a drift over the rollout
+_ERROR_QUANTILE = 0.99  # of the recorded distribution: CanaryPolicy's default
 _RECORDED = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
 
 
@@ -299,5 +300,4 @@ class Rollout:
             if self.fault.kind == "numeric":
                 values[touched] *= self.fault.size
             else:
-                largest = self.expected[model.output][model.metric].quantiles[-1][1]
-                values[touched] = self.fault.size * largest * np.exp(0.1 * self.generator.standard_normal(touched.sum()))
+                values[touched] = self.fault.size * self.expected[model.output][model.metric].quantile(_ERROR_QUANTILE)

@@ -75,6 +75,7 @@ class Chart:
     height: int = 170
     end: float | None = None  # seconds; the last moment of all otherwise
     least_range: tuple[float, float] | None = None
+    focus: tuple[float, float] | None = None  # the scale goes no further than this, either side
     _times: tuple[float, float] = field(default=(0.0, 1.0), init=False)
     _values: tuple[float, float] = field(default=(0.0, 1.0), init=False)
 
@@ -114,13 +115,15 @@ class Chart:
         known = [value for value in values if value is not None and math.isfinite(value)]
         if self.log:
             known = [value for value in known if value > 0]
-            low = math.floor(math.log10(min(known))) if known else -3
-            high = math.ceil(math.log10(max(known))) if known else 0
-            self._values = (float(low), float(max(high, low + 1)))
+            bottom, top = (math.log10(min(known)), math.log10(max(known))) if known else (-3.0, 0.0)
+            room = max(top - bottom, 0.3)
+            self._values = (bottom - 0.06 * room, bottom + 1.06 * room)
             return
         if self.least_range is not None:
             known += self.least_range
         low, high = min(known, default=0.0), max(known, default=1.0)
+        if self.focus is not None:
+            low, high = max(low, self.focus[0]), min(high, self.focus[1])
         room = (high - low) or abs(high) or 1.0
         bottom = 0.0 if low >= 0 and low < 0.6 * high else low - 0.06 * room
         self._values = (bottom, high + 0.06 * room)
@@ -138,8 +141,7 @@ class Chart:
     def _grid(self) -> Iterator[str]:
         low, high = self._values
         if self.log:
-            step = max(1, math.ceil((high - low) / 6))
-            ticks = [10.0**power for power in range(int(low), int(high) + 1, step)]
+            ticks = round_powers(low, high)
         else:
             ticks = round_values(low, high, 5)
         for value in ticks:
@@ -254,6 +256,16 @@ def round_values(low: float, high: float, wanted: int) -> list[float]:
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)
     return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def round_powers(low: float, high: float) -> list[float]:
+    """Powers of ten between 10**low and 10**high, about six at most; with 2 and 5 times them where they are few."""
+    factors = (1, 2, 5) if high - low < 2 else (1,)
+    step = max(1, math.ceil((high - low) / 6))
+    powers = range(step * math.floor(low / step), math.ceil(high) + 1, step)
+    return [
+        factor * 10.0**power for power in powers for factor in factors if low <= math.log10(factor) + power <= high
+    ]
 
 
 _TIME_STEPS = (

@@ -1,0 +1,269 @@
+"""Many simulated rollouts of one scenario: what the judge decides of each and when, and what the comparators do.
+
+Invariant: a result follows from the scenario and its seed; how the rollouts are spread over processes does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aot.cli.canary_binomial import clopper_pearson
+from aot.cli.canary_comparators import INTERVAL_SECONDS, Flagger, Kayenta, Series, series
+from aot.cli.canary_traffic import HARMLESS, Fault, Floats, Rollout, Traffic
+from aot.runtime.serving.judge import Judge
+from aot.runtime.serving.policy import CanaryPolicy
+
+_CHUNK = 50  # pairs drawn at a time, and between two looks at the whole verdict
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is simulated. A rollout that is undecided after `most_pairs` shadow pairs counts as held."""
+
+    fault: Fault = Fault()
+    traffic: Traffic = field(default_factory=Traffic)
+    policy: CanaryPolicy = field(default_factory=CanaryPolicy)
+    most_pairs: int = 7200
+    live: bool = True  # with live requests beside the pairs
+
+    @property
+    def intervals(self) -> int:
+        """Of the comparators, until about `most_pairs`."""
+        return max(1, round(self.most_pairs / self.traffic.pairs_per_second / INTERVAL_SECONDS))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One rollout: what was decided, and after how much."""
+
+    decision: str
+    pairs: int
+    requests: int
+    seconds: float
+    reason: str = ""
+
+
+def judge_once(scenario: Scenario, seed: tuple[int, ...]) -> Trial:
+    """One rollout through the judge, at the shares of the policy's steps, until it is decided."""
+    policy, traffic = scenario.policy, scenario.traffic
+    rollout = Rollout(traffic, scenario.fault, seed)
+    judge = Judge(policy, rollout.expected)
+    steps = Steps(policy)
+    pairs = requests = 0
+    now = 0.0
+    while pairs < scenario.most_pairs:
+        block = rollout.block(_CHUNK)
+        if not len(block):
+            break
+        begin = now
+        now = float(block.times[-1])
+        for record in block.pairs(traffic):
+            judge.add(record)
+            pairs += 1
+            if judge.has_alarm:
+                return Trial("roll back", pairs, requests, record.time, _reason(judge))
+        mine = 0
+        for request in rollout.requests(block, steps.share) if scenario.live else ():
+            judge.add(request)
+            requests += 1
+            mine += request.version == "candidate"
+            if judge.has_alarm:
+                return Trial("roll back", pairs, requests, max(request.time, begin), _reason(judge))
+        steps.saw(len(block), mine)
+        if steps.is_over and judge.verdict().decision == "promote":
+            return Trial("promote", pairs, requests, now)
+    return Trial(judge.verdict().decision, pairs, requests, now)
+
+
+def _reason(judge: Judge) -> str:
+    reasons = judge.verdict().reasons
+    return reasons[0] if reasons else ""
+
+
+class Steps:
+    """The shares that a controller goes through, by the minimum samples of the policy; without a disk.
+
+    Without live requests only pairs count.
+    """
+
+    def __init__(self, policy: CanaryPolicy) -> None:
+        self.policy = policy
+        self.step = self.pairs = self.requests = 0
+
+    @property
+    def share(self) -> float:
+        """Of the live traffic, now."""
+        return self.policy.steps[min(self.step, len(self.policy.steps) - 2)] if len(self.policy.steps) > 1 else 1.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether only the promotion is left."""
+        return self.step >= len(self.policy.steps) - 1
+
+    def saw(self, pairs: int, requests: int) -> None:
+        """Counts pairs and the candidate's live requests; goes on where a step has enough of both."""
+        self.pairs += pairs
+        self.requests += requests
+        if not self.is_over and self.pairs >= self.policy.least_pairs and self.requests >= self.policy.least_requests:
+            self.step += 1
+            self.pairs = self.requests = 0
+
+
+def series_once(scenario: Scenario, seed: tuple[int, ...]) -> Series:
+    """The same rollout as a metrics server would show it, to its end."""
+    rollout = Rollout(scenario.traffic, scenario.fault, seed)
+    seconds = scenario.intervals * INTERVAL_SECONDS
+    # A Poisson number of pairs comes in that time; this many are enough but for a chance of about 1e-9.
+    mean = seconds * scenario.traffic.pairs_per_second
+    return series(rollout.block(math.ceil(mean + 6 * math.sqrt(mean) + 10)), 0.0, scenario.intervals)
+
+
+@dataclass(frozen=True)
+class Delays:
+    """Of a rule in a scenario: how many rollouts it rolled back, and after how many pairs and seconds.
+
+    `pairs` and `seconds` are over all rollouts, infinite for those that were not rolled back.
+    """
+
+    rule: str
+    rollouts: int
+    rolled_back: int
+    promoted: int
+    held: int
+    pairs: Sequence[float]
+    seconds: Sequence[float]
+    requests: Sequence[float] = ()
+
+    def quantile(self, probability: float, of: str = "pairs") -> float:
+        """An observed delay, infinite where so many were not rolled back."""
+        values = sorted(getattr(self, of))
+        return float(values[max(math.ceil(probability * len(values)) - 1, 0)]) if values else math.inf
+
+    def to_json(self, within: int | None = None) -> dict[str, Any]:
+        """The figures; delays that are infinite are null."""
+        document: dict[str, Any] = {
+            "rule": self.rule,
+            "rollouts": self.rollouts,
+            **{
+                name: {"count": count, "rate": count / self.rollouts,
+                       "interval_95": list(clopper_pearson(count, self.rollouts))}
+                for name, count in (("rolled_back", self.rolled_back), ("promoted", self.promoted), ("held", self.held))
+            },
+        }  # fmt: skip
+        for unit in ("pairs", "seconds", *(["requests"] if self.requests else [])):
+            found = {name: self.quantile(p, unit) for name, p in (("median", 0.5), ("p95", 0.95))}
+            document[f"delay_{unit}"] = {
+                name: value if math.isfinite(value) else None for name, value in found.items()
+            }
+        if within is not None:
+            count = sum(each <= within for each in self.pairs)
+            document["within"] = {"pairs": within, "rate": count / self.rollouts,
+                                  "interval_95": list(clopper_pearson(count, self.rollouts))}  # fmt: skip
+        return document
+
+
+def simulate(
+    scenario: Scenario, rollouts: int, seed: int = 0, jobs: int = 1, tell: Callable[[int], None] | None = None
+) -> tuple[Delays, list[Trial]]:
+    """The judge over `rollouts` rollouts; `tell` hears how many are done."""
+    trials: list[Trial] = []
+    for part in _spread(_judge_part, scenario, rollouts, seed, jobs):
+        trials += part
+        if tell is not None:
+            tell(len(trials))
+    back = [trial.decision == "roll back" for trial in trials]
+    return (
+        Delays(
+            "judge",
+            rollouts,
+            sum(back),
+            sum(trial.decision == "promote" for trial in trials),
+            sum(trial.decision == "hold" for trial in trials),
+            [trial.pairs if wrong else math.inf for trial, wrong in zip(trials, back, strict=True)],
+            [trial.seconds if wrong else math.inf for trial, wrong in zip(trials, back, strict=True)],
+            [trial.requests + trial.pairs if wrong else math.inf for trial, wrong in zip(trials, back, strict=True)],
+        ),
+        trials,
+    )
+
+
+@dataclass(frozen=True)
+class Comparators:
+    """Both rules, tuned."""
+
+    kayenta: Kayenta
+    flagger: Flagger
+    false_alarm: float
+    rollouts: int
+
+    def to_json(self) -> dict[str, Any]:
+        """What was tuned, and for how many false alarms."""
+        return {
+            "false_alarm": self.false_alarm, "faultless_rollouts": self.rollouts,
+            "kayenta": {"confidence": self.kayenta.confidence, "tolerance": self.kayenta.tolerance,
+                        "marginal": self.kayenta.marginal, "look_every_intervals": self.kayenta.look_every},
+            "flagger": {"least_success": self.flagger.least_success, "most_seconds": self.flagger.most_seconds,
+                        "failed_checks": self.flagger.threshold},
+            "interval_seconds": INTERVAL_SECONDS,
+        }  # fmt: skip
+
+
+def tune(scenario: Scenario, rollouts: int, false_alarm: float, seed: int = 0, jobs: int = 1) -> Comparators:
+    """The comparators, so strict that they roll back `false_alarm` of faultless rollouts of this traffic."""
+    faultless = Scenario(Fault(), scenario.traffic, scenario.policy, scenario.most_pairs)
+    found = [each for part in _spread(_series_part, faultless, rollouts, seed, jobs) for each in part]
+    rule = Kayenta()
+    return Comparators(
+        rule.tuned([rule.strengths(each) for each in found], false_alarm),
+        Flagger().tuned(found, false_alarm),
+        false_alarm,
+        rollouts,
+    )
+
+
+def compare(scenario: Scenario, rules: Comparators, rollouts: int, seed: int = 0, jobs: int = 1) -> list[Delays]:
+    """What Kayenta's and Flagger's rules do with the same rollouts."""
+    found = [each for part in _spread(_series_part, scenario, rollouts, seed, jobs) for each in part]
+    kayenta = [rules.kayenta.decided(rules.kayenta.strengths(each)) for each in found]
+    flagger = [rules.flagger.decided(each) for each in found]
+    return [_delays("Kayenta", found, kayenta), _delays("Flagger", found, flagger)]
+
+
+def _delays(rule: str, found: Sequence[Series], decided: Sequence[int | None]) -> Delays:
+    pairs: Floats = np.array(
+        [math.inf if end is None else each.pairs[end - 1] for each, end in zip(found, decided, strict=True)]
+    )
+    seconds = [math.inf if end is None else end * INTERVAL_SECONDS for end in decided]
+    back = sum(end is not None for end in decided)
+    return Delays(rule, len(found), back, len(found) - back, 0, pairs.tolist(), seconds)
+
+
+def is_false(fault: Fault) -> bool:
+    """Whether a rollback under this fault is a false alarm."""
+    return fault.kind in HARMLESS
+
+
+_PART = 50  # rollouts that a process does at a time
+
+
+def _spread(work: Callable[..., Any], scenario: Scenario, rollouts: int, seed: int, jobs: int) -> Any:
+    parts = [(scenario, seed, first, min(first + _PART, rollouts)) for first in range(0, rollouts, _PART)]
+    if jobs <= 1:
+        yield from map(work, *zip(*parts, strict=True))
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(work, *zip(*parts, strict=True))
+
+
+def _judge_part(scenario: Scenario, seed: int, first: int, end: int) -> list[Trial]:
+    return [judge_once(scenario, (seed, number)) for number in range(first, end)]
+
+
+def _series_part(scenario: Scenario, seed: int, first: int, end: int) -> list[Series]:
+    return [series_once(scenario, (seed, number)) for number in range(first, end)]
