@@ -268,8 +268,8 @@ def _streams(evidence: Sequence[Evidence]) -> str:
         unit = _UNITS[each.kind]
         low, high = each.interval or (None, None)
         rows.append(
-            (each.kind, each.output, each.metric, each.bucket, each.state, f"{each.count:,}", _cell(each.estimate, unit),
-             _cell(low, unit), _cell(high, unit), _cell(each.limit, unit), _cell(each.evidence_ratio, ""),
+            (each.kind, each.output, each.metric, each.bucket, each.state, f"{each.count:,}",
+             _cell(each.estimate, unit), _cell(low, unit), _cell(high, unit), _cell(each.limit, unit), _cell(each.evidence_ratio, ""),
              f"{each.share:.3g}", "" if each.required else "no", each.note)
         )  # fmt: skip
     headings = ("kind", "output", "metric", "bucket", "state", "records", "estimate", "at least", "at most",

@@ -101,7 +101,8 @@ def report(
     if within is not None:
         for document in documents:
             low, high = document["within"]["interval_95"]
-            print_facts([(f"{document['rule']} within {within}", f"{document['within']['rate']:.2%} ({low:.2%} to {high:.2%})")])  # fmt: skip
+            found = f"{document['within']['rate']:.2%} ({low:.2%} to {high:.2%})"
+            print_facts([(f"{document['rule']} within {within}", found)])
     if rules is not None:
         print_facts(
             [

@@ -141,12 +141,16 @@ def quantile(values: Sequence[float], probability: float) -> float | None:
 
 def outcome_rows(story: Story) -> list[tuple[str, int, int, int, int]]:
     """(outcome, stable and candidate in pairs, stable and candidate live), of those that were seen."""
-    counts = {key: Counter[str]() for key in ("pair stable", "pair candidate", "live stable", "live candidate")}
+    pairs = {version: Counter[str]() for version in _VERSIONS}
+    live = {version: Counter[str]() for version in _VERSIONS}
     for record in story.records:
         if isinstance(record, Pair):
-            counts["pair stable"][record.stable] += 1
-            counts["pair candidate"][record.candidate] += 1
+            pairs["stable"][record.stable] += 1
+            pairs["candidate"][record.candidate] += 1
         else:
-            counts[f"live {record.version}"][record.outcome] += 1
-    rows = [(name, *(each[name] for each in counts.values())) for name in OUTCOMES]
-    return [(name, a, b, c, d) for name, a, b, c, d in rows if a or b or c or d]
+            live[record.version][record.outcome] += 1
+    rows = [
+        (name, pairs["stable"][name], pairs["candidate"][name], live["stable"][name], live["candidate"][name])
+        for name in OUTCOMES
+    ]
+    return [row for row in rows if any(row[1:])]

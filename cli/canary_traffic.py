@@ -154,12 +154,14 @@ class Block:
     @property
     def stable_failed(self) -> NDArray[np.bool_]:
         """Whether the stable version failed, shape (count,)."""
-        return self.stable != _OK
+        failed: NDArray[np.bool_] = self.stable != _OK
+        return failed
 
     @property
     def candidate_failed(self) -> NDArray[np.bool_]:
         """Whether the candidate failed, shape (count,)."""
-        return self.candidate != _OK
+        failed: NDArray[np.bool_] = self.candidate != _OK
+        return failed
 
     def pairs(self, traffic: Traffic, first: int = 0, end: int | None = None) -> Iterator[Pair]:
         """The records first … end - 1, as a judge reads them."""
@@ -183,7 +185,8 @@ class Block:
                 stable_seconds=of_stable if stable == _OK else None,
                 candidate_seconds=of_candidate if candidate == _OK else None,
                 values={
-                    output: {metric: column[number] for metric, column in metrics} for output, metrics in outputs.items()
+                    output: {metric: column[number] for metric, column in metrics}
+                    for output, metrics in outputs.items()
                 } if both else {},
                 key=f"{first + number}",
             )  # fmt: skip
@@ -266,7 +269,8 @@ class Rollout:
         """Common to both versions: sinusoids of random phase; standard deviation of the logarithm `load_spread`."""
         waves = np.sin(2 * np.pi * elapsed[:, None] / np.array(_PERIODS_SECONDS) + self._phases)
         each = self.traffic.load_spread * np.sqrt(2 / len(_PERIODS_SECONDS))
-        return np.exp(each * waves.sum(axis=1))
+        load: Floats = np.exp(each * waves.sum(axis=1))
+        return load
 
     def _inject(self, block: Block, elapsed: Floats) -> None:
         fault, random, count = self.fault, self.generator, len(block)

@@ -26,7 +26,7 @@ _CHUNK = 50  # pairs drawn at a time, and between two looks at the whole verdict
 class Scenario:
     """What is simulated. A rollout that is undecided after `most_pairs` shadow pairs counts as held."""
 
-    fault: Fault = Fault()
+    fault: Fault = field(default_factory=Fault)
     traffic: Traffic = field(default_factory=Traffic)
     policy: CanaryPolicy = field(default_factory=CanaryPolicy)
     most_pairs: int = 7200
@@ -158,9 +158,7 @@ class Delays:
         }  # fmt: skip
         for unit in ("pairs", "seconds", *(["requests"] if self.requests else [])):
             found = {name: self.quantile(p, unit) for name, p in (("median", 0.5), ("p95", 0.95))}
-            document[f"delay_{unit}"] = {
-                name: value if math.isfinite(value) else None for name, value in found.items()
-            }
+            document[f"delay_{unit}"] = {name: value if math.isfinite(value) else None for name, value in found.items()}
         if within is not None:
             count = sum(each <= within for each in self.pairs)
             document["within"] = {"pairs": within, "rate": count / self.rollouts,

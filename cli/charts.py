@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from zlib import crc32
 
 from aot.cli.html import text
@@ -105,7 +106,8 @@ class Chart:
         return "\n".join(parts)
 
     def _scale(self) -> None:
-        times = [time for item in (*self.lines, *self.bands) for time in item.times]
+        times = [time for line in self.lines for time in line.times]
+        times += [time for band in self.bands for time in band.times]
         times += [mark.time for mark in self.marks]
         last = self.end if self.end is not None else max(times, default=1.0)
         self._times = (0.0, max(last, 1e-9))
@@ -171,7 +173,7 @@ class Chart:
         for run in self._points(line.times, line.values):
             points = run
             if line.steps:
-                points = [run[0]] + [each for a, b in zip(run, run[1:], strict=False) for each in ((b[0], a[1]), b)]
+                points = [run[0]] + [each for a, b in pairwise(run) for each in ((b[0], a[1]), b)]
             path = " ".join(f"{x},{y}" for x, y in points)
             yield (
                 f'<polyline points="{path}" fill="none" stroke="{line.colour}" stroke-width="{line.width}"{dash}>'
@@ -183,7 +185,9 @@ class Chart:
     def _band(self, band: Band) -> str:
         low_end, high_end = self._values
         room = high_end - low_end
-        bottom, top = (low_end - room, high_end + room) if not self.log else (10.0 ** (low_end - 1), 10.0 ** (high_end + 1))
+        bottom, top = (
+            (low_end - room, high_end + room) if not self.log else (10.0 ** (low_end - 1), 10.0 ** (high_end + 1))
+        )
         parts = []
         known = [
             None if a is None or b is None or math.isnan(a) or math.isnan(b) else (max(a, bottom), min(b, top))
@@ -226,12 +230,13 @@ class Chart:
 
     def _names(self) -> Iterator[str]:
         """Beside the frame, each as near to its last value as the others let it be."""
+        ends = [(line.name, line.values, line.colour) for line in self.lines]
+        ends += [(band.name, band.high, band.colour) for band in self.bands]
         wanted: list[tuple[float, str, str]] = []
-        for item in (*self.lines, *self.bands):
-            values = item.values if isinstance(item, Line) else item.high
+        for name, values, colour in ends:
             last = next((value for value in reversed(values) if value is not None and not math.isnan(value)), None)
-            if item.name and last is not None:
-                wanted.append((self._y(last), item.name, item.colour))
+            if name and last is not None:
+                wanted.append((self._y(last), name, colour))
         wanted += [(self._y(level.value), level.name, level.colour) for level in self.levels if level.name]
         bottom = _TOP + self.height + 6.0
         placed: list[list[float]] = []
@@ -263,9 +268,7 @@ def round_powers(low: float, high: float) -> list[float]:
     factors = (1, 2, 5) if high - low < 2 else (1,)
     step = max(1, math.ceil((high - low) / 6))
     powers = range(step * math.floor(low / step), math.ceil(high) + 1, step)
-    return [
-        factor * 10.0**power for power in powers for factor in factors if low <= math.log10(factor) + power <= high
-    ]
+    return [factor * 10.0**power for power in powers for factor in factors if low <= math.log10(factor) + power <= high]
 
 
 _TIME_STEPS = (
@@ -274,8 +277,8 @@ _TIME_STEPS = (
 
 
 def round_times(last: float) -> list[float]:
-    """Round moments between 0 and `last`, in seconds, at most a dozen."""
-    step = next((each for each in _TIME_STEPS if last / each <= 12), last / 10)
+    """Round moments between 0 and `last`, in seconds, at most nine."""
+    step = next((each for each in _TIME_STEPS if last / each <= 8), last / 10)
     return [index * step for index in range(int(last / step + 1e-9) + 1)]
 
 

@@ -70,9 +70,10 @@ def test_a_metric_is_high_where_the_interval_lies_above_the_tolerance() -> None:
         low, high = (middle, high) if mann_whitney(stable, candidate, middle).z > quantile else (low, middle)
     shift = mann_whitney(stable, candidate).shift
     assert (low > rule.tolerance * abs(shift)) == (rule.strength(stable, candidate) > quantile)
-    assert rule.strength(stable, candidate) == -rule.strength(candidate, stable) or rule.strength(
-        candidate, stable
-    ) == -math.inf
+    assert (
+        rule.strength(stable, candidate) == -rule.strength(candidate, stable)
+        or rule.strength(candidate, stable) == -math.inf
+    )
 
 
 def test_a_better_candidate_and_equal_data_pass() -> None:

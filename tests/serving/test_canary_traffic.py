@@ -9,7 +9,7 @@ import pytest
 
 from aot.cli.canary_traffic import FAULTS, Block, ErrorModel, Fault, Rollout, Traffic
 from aot.errors import OptionError
-from aot.runtime.serving.records import from_json, to_json
+from aot.runtime.serving.records import Record, from_json, to_json
 
 TRAFFIC = Traffic()
 MANY = 20_000
@@ -151,6 +151,7 @@ def test_records_are_whole() -> None:
     rollout = Rollout(TRAFFIC, Fault("crash", 0.3), 2)
     block = rollout.block(200)
     pairs = list(block.pairs(TRAFFIC))
+    records: list[Record] = list(pairs)
     requests = list(rollout.requests(block, 0.25))
     assert [pair.time for pair in pairs] == sorted(pair.time for pair in pairs)
     for pair in pairs:
@@ -159,7 +160,7 @@ def test_records_are_whole() -> None:
     share = sum(request.version == "candidate" for request in requests) / len(requests)
     assert share == pytest.approx(0.25, abs=0.05)
     assert block.times[0] <= requests[0].time <= requests[-1].time <= block.times[-1]
-    for record in (*pairs, *requests):
+    for record in records + list(requests):
         assert from_json(to_json(record)) == record
 
 
