@@ -133,8 +133,8 @@ def table(document: dict[str, Any]) -> Iterator[str]:
     yield (
         "A rollout ends undecided after 7,200 shadow pairs (an hour at 2 pairs a second). Delays are medians and 95th "
         "percentiles over all rollouts, in shadow pairs; one that is not rolled back counts as infinite (–). Rates "
-        "have exact 95 % intervals. Comparators know no promotion before the end: what they have not rolled back by then, "
-        "they promote. They are tuned on faultless rollouts to roll back the policy's 1 % of them, all that the judge "
+        "have exact 95 % intervals. Comparators know no promotion before the end: what they have not rolled back by "
+        "then, they promote. They are tuned on faultless rollouts to roll back the policy's 1 % of them, all that the judge "
         "may; what it does roll back is in the first rows.\n"
     )
     yield "Re-run: `python benchmarks/canary.py --write`\n"

@@ -265,13 +265,11 @@ def _streams(evidence: Sequence[Evidence]) -> str:
         return "<p>None.</p>"
     rows = []
     for each in _ordered(evidence):
-        unit = _UNITS[each.kind]
-        low, high = each.interval or (None, None)
-        rows.append(
-            (each.kind, each.output, each.metric, each.bucket, each.state, f"{each.count:,}",
-             _cell(each.estimate, unit), _cell(low, unit), _cell(high, unit), _cell(each.limit, unit), _cell(each.evidence_ratio, ""),
-             f"{each.share:.3g}", "" if each.required else "no", each.note)
-        )  # fmt: skip
+        named = (each.kind, each.output, each.metric, each.bucket, each.state, f"{each.count:,}")
+        amounts = (each.estimate, *(each.interval or (None, None)), each.limit)
+        measured = [_cell(amount, _UNITS[each.kind]) for amount in amounts]
+        weighed = (_cell(each.evidence_ratio, ""), f"{each.share:.3g}", "" if each.required else "no", each.note)
+        rows.append((*named, *measured, *weighed))
     headings = ("kind", "output", "metric", "bucket", "state", "records", "estimate", "at least", "at most",
                 "smallest effect", "evidence ratio", "weight", "required", "note")  # fmt: skip
     return table(headings, rows, frozenset({"kind", "output", "metric", "bucket", "state", "required", "note"}),

@@ -54,7 +54,7 @@ def judge_once(scenario: Scenario, seed: tuple[int, ...]) -> Trial:
     policy, traffic = scenario.policy, scenario.traffic
     rollout = Rollout(traffic, scenario.fault, seed)
     judge = Judge(policy, rollout.expected)
-    steps = Steps(policy)
+    steps = Steps(policy, scenario.live)
     pairs = requests = 0
     now = 0.0
     while pairs < scenario.most_pairs:
@@ -76,7 +76,7 @@ def judge_once(scenario: Scenario, seed: tuple[int, ...]) -> Trial:
             if judge.has_alarm:
                 return Trial("roll back", pairs, requests, max(request.time, begin), _reason(judge))
         steps.saw(len(block), mine)
-        if steps.is_over and judge.verdict().decision == "promote":
+        if steps.is_over and judge.decision() == "promote":
             return Trial("promote", pairs, requests, now)
     return Trial(judge.verdict().decision, pairs, requests, now)
 
@@ -89,11 +89,12 @@ def _reason(judge: Judge) -> str:
 class Steps:
     """The shares that a controller goes through, by the minimum samples of the policy; without a disk.
 
-    Without live requests only pairs count.
+    Without `live` requests only pairs count.
     """
 
-    def __init__(self, policy: CanaryPolicy) -> None:
+    def __init__(self, policy: CanaryPolicy, live: bool) -> None:
         self.policy = policy
+        self.least_requests = policy.least_requests if live else 0
         self.step = self.pairs = self.requests = 0
 
     @property
@@ -110,7 +111,7 @@ class Steps:
         """Counts pairs and the candidate's live requests; goes on where a step has enough of both."""
         self.pairs += pairs
         self.requests += requests
-        if not self.is_over and self.pairs >= self.policy.least_pairs and self.requests >= self.policy.least_requests:
+        if not self.is_over and self.pairs >= self.policy.least_pairs and self.requests >= self.least_requests:
             self.step += 1
             self.pairs = self.requests = 0
 
