@@ -1,4 +1,4 @@
-"""Serving a model to others: records of a canary, its judge and its durable state. numpy and the standard library only."""
+"""Serving a model: the records, the judge and the durable state of a canary. numpy and the standard library only."""
 
 from __future__ import annotations
 

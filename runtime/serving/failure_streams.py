@@ -28,7 +28,7 @@ _PAIRS, _LIVE = 0.75, 0.25  # of the evidence for promotion
 class FailureStream:
     """One class of failures, on pairs and on live requests."""
 
-    SHARES = (0.4, 0.3, 0.3)
+    SHARES = (0.35, 0.35, 0.3)
 
     def __init__(self, policy: CanaryPolicy) -> None:
         self.paired = SignTest()
@@ -107,7 +107,7 @@ class FailureStream:
 class FailureStreams:
     """All of them; `value` is the weighted mean of their e-values."""
 
-    SHARES = (0.55, 0.35, 0.1)
+    SHARES = (0.65, 0.25, 0.1)
 
     def __init__(self, policy: CanaryPolicy) -> None:
         self.policy = policy

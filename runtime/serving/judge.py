@@ -50,10 +50,11 @@ class Judge:
         self._numeric = NumericStreams(self.policy, self.expected)
         self._latency = LatencyStreams(self.policy)
         self._failures = FailureStreams(self.policy)
-        self._groups = (
-            (WEIGHTS["numeric"], self._numeric), (WEIGHTS["latency"], self._latency),
-            (WEIGHTS["failures"], self._failures),
-        )  # fmt: skip
+        self._groups: dict[str, NumericStreams | LatencyStreams | FailureStreams] = {
+            "numeric": self._numeric,
+            "latency": self._latency,
+            "failures": self._failures,
+        }
         self._threshold = 1.0 / self.policy.false_alarm
 
     def add(self, record: Record) -> None:
@@ -79,8 +80,11 @@ class Judge:
 
     def evidence_ratio(self) -> float:
         """The mean of all streams' e-values: at 1/`false_alarm` the candidate is rolled back."""
-        (a, numeric), (b, latency), (c, failures) = self._groups
-        return a * numeric.value + b * latency.value + c * failures.value
+        return (
+            WEIGHTS["numeric"] * self._numeric.value
+            + WEIGHTS["latency"] * self._latency.value
+            + WEIGHTS["failures"] * self._failures.value
+        )
 
     @property
     def has_alarm(self) -> bool:
@@ -94,8 +98,7 @@ class Judge:
         return "promote" if self._is_cleared() else "hold"
 
     def _is_cleared(self) -> bool:
-        groups = {"numeric": self._numeric, "latency": self._latency, "failures": self._failures}
-        return all(groups[kind].is_cleared() for kind in self.policy.require)
+        return all(self._groups[kind].is_cleared() for kind in self.policy.require)
 
     def _raise_alarm(self) -> None:
         rows = sorted(self._evidence(), key=lambda row: -row.share * row.evidence_ratio)
@@ -108,8 +111,8 @@ class Judge:
 
     def _evidence(self) -> list[Evidence]:
         rows: list[Evidence] = []
-        for (weight, group), kind in zip(self._groups, WEIGHTS, strict=True):
-            rows += group.evidence(weight, kind in self.policy.require)
+        for kind, group in self._groups.items():
+            rows += group.evidence(WEIGHTS[kind], kind in self.policy.require)
         return rows
 
     def verdict(self) -> Verdict:

@@ -18,17 +18,18 @@ Each object's state is what `state` gives: numbers and lists, from which `restor
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import mul
 from typing import Any
 
 _MOST = 1e120  # wealth is capped: less than the true one, so the test stays valid, and products stay finite
-_FIRST = 0.5  # of the wealth is bet from the first record on
+_LATER = 0.3  # of the wealth is not bet with the first record
 
 
 class EProcess:
     """A mixture of bets, each of which starts at every record with a part of the wealth that is still unbet.
 
-    Half starts with the first record. The rest is spread so thinly (as 1/(t log² t)) that a fault which begins after
+    Most starts with the first record. The rest is spread so thinly (as 1/(t log² t)) that a fault which begins after
     thousands of records is found nearly as soon as one from the start: what was lost before it began is bounded.
     """
 
@@ -44,13 +45,11 @@ class EProcess:
     def multiply(self, factors: Sequence[float]) -> None:
         """Settles one round: a factor for each bet, at least 0, whose mean under the null hypothesis is 1 at most."""
         self.count = count = self.count + 1
-        unbet = _FIRST * 8.0 / (8.0 + math.log(count))
+        unbet = _LATER * 8.0 / (8.0 + math.log(count))
         start = self.unbet - unbet
         self.unbet = unbet
         self.parts = parts = [(part + start) * factor for part, factor in zip(self.parts, factors, strict=True)]
-        value = unbet
-        for weight, part in zip(self.weights, parts, strict=True):
-            value += weight * part
+        value = unbet + sum(map(mul, self.weights, parts))
         if value > _MOST:
             self.parts = [min(part, _MOST) for part in parts]
             value = _MOST
@@ -195,10 +194,10 @@ class TwoSampleTest(EProcess):
     weigh more than in pairs, where it weighs log 2 at most.
     """
 
-    EXCESSES = (0.003, 0.01, 0.03, 0.1, 0.5)
+    EXCESSES = (0.005, 0.02, 0.08, 0.4)
 
     def __init__(self) -> None:
-        super().__init__((1.0,) * len(self.EXCESSES))
+        super().__init__((1.0, 2.0, 2.0, 1.0))
         self.first_trials = self.first_events = 0
         self.second_trials = self.second_events = 0
         self.open_trials = self.open_events = 0
@@ -292,7 +291,7 @@ def difference_interval(plus: int, minus: int, count: int, alpha: float) -> tupl
     return _edge(is_possible, middle, -1.0), _edge(is_possible, middle, 1.0)
 
 
-def _edge(is_possible: Any, inside: float, outside: float) -> float:
+def _edge(is_possible: Callable[[float], bool], inside: float, outside: float) -> float:
     """Where possible values end, between a possible one and a bound, to 1e-7 of the way, on the outer side."""
     if is_possible(outside):
         return outside
