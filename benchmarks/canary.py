@@ -1,9 +1,10 @@
 """The canary's judge on simulated rollouts, beside Kayenta's and Flagger's rules: `python benchmarks/canary.py`.
 
-Every scenario has 2,000 rollouts (--rollouts). The comparators are tuned on as many faultless rollouts of the same
-traffic, so that they roll back as many of those as the policy allows; all rules see the same shadow pairs. Which
-targets are met is written beside the figures. With --write, results go to benchmarks/results/canary.{json,md}.
-Exit code 1 if a target is missed.
+Every scenario has 2,000 rollouts (--rollouts), with shadow pairs and live requests, which all rules see. The
+comparators are tuned twice, on as many faultless rollouts of the same traffic: to the false alarms that the judge was
+seen to give (the upper end of the exact interval), and to all that the policy allows. Which targets are met is written
+beside the figures. With --write, results go to benchmarks/results/canary.{json,md} after every case, beside those of
+other cases with the same settings, so that a long run can be done in parts (--only). Exit code 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from benchmarks.timing import processor, today
 
 HERE = Path(__file__).parent
 WITHIN = 600  # pairs, for numeric faults
-SLOW = replace(Traffic(), pairs_per_second=0.5, requests_per_second=5.0)
+SLOW = replace(Traffic(), pairs_per_second=0.5, requests_per_second=2.5)
 """Fewer requests a minute: a comparator's interval costs it fewer pairs."""
 
 
@@ -43,14 +45,19 @@ class Case:
     fault: Fault
     targets: tuple[str, ...]
     traffic: Traffic = field(default_factory=Traffic)
-    live: bool = False
-    most_pairs: int = 7200
+    live: bool = True
+
+    @property
+    def scenario(self) -> Scenario:
+        """As the simulation takes it."""
+        return Scenario(self.fault, self.traffic, POLICY, MOST_PAIRS, self.live)
 
 
 POLICY = CanaryPolicy()
+MOST_PAIRS = 7200
 CASES = (
     Case("no fault", Fault(), ("false",)),
-    Case("no fault, with live requests", Fault(), ("false",), live=True),
+    Case("no fault, pairs only", Fault(), ("false",), live=False),
     Case("a bad client", Fault("bad-client", 0.05), ("false",)),
     Case("no traffic", Fault("no-traffic"), ("held",)),
     Case("latency x 1.10", Fault("latency", POLICY.latency_ratio), ("missed", "sooner")),
@@ -73,23 +80,22 @@ CASES = (
 )  # fmt: skip
 
 
-def judge_case(case: Case, rules: Comparators, rollouts: int, seed: int, jobs: int) -> dict[str, Any]:
+def judge_case(
+    case: Case, judged: Delays, tuned: Sequence[Comparators], rollouts: int, seed: int, jobs: int
+) -> dict[str, Any]:
     """One scenario: the figures of all rules, and which targets the judge meets."""
-    started = time.perf_counter()
-    scenario = Scenario(case.fault, case.traffic, POLICY, case.most_pairs, case.live)
-    judged, _ = simulate(scenario, rollouts, seed, jobs)
-    seconds = time.perf_counter() - started
-    rows = [judged, *compare(scenario, rules, rollouts, seed, jobs)]
+    equal, stated = compare(case.scenario, tuned, rollouts, seed, jobs)
+    rules = [("judge", judged)]
+    rules += [(f"{each.rule}, as few false alarms", each) for each in equal]
+    rules += [(f"{each.rule}, {POLICY.false_alarm:.0%}", each) for each in stated]
     return {
         "title": case.title,
         "fault": str(case.fault),
         "rollback_is_false": is_false(case.fault),
         "pairs_per_second": case.traffic.pairs_per_second,
         "live": case.live,
-        "most_pairs": case.most_pairs,
-        "judge_seconds": round(seconds, 1),
-        "rules": [row.to_json(WITHIN) for row in rows],
-        "targets": dict(check(case, rows)),
+        "rules": [{**each.to_json(WITHIN), "rule": name} for name, each in rules],
+        "targets": dict(check(case, [judged, *equal])),
     }
 
 
@@ -119,23 +125,26 @@ def table(document: dict[str, Any]) -> Iterator[str]:
     yield "# The canary's judge in simulation\n"
     for name in ("date", "cpu", "aotc", "numpy", "rollouts", "seed"):
         yield f"- {name}: {document[name]}"
-    tuned = document["tuned"]
     yield "- comparators:"
-    for traffic, rules in tuned.items():
-        kayenta, flagger = rules["kayenta"], rules["flagger"]
-        yield (
-            f"  - at {traffic} pairs a second: Kayenta's interval of confidence {kayenta['confidence']:.6f} (a point a "
-            f"minute, a look every {kayenta['look_every_intervals']} minutes); Flagger: success at least "
-            f"{flagger['least_success']:.3%}, p99 at most {flagger['most_seconds'] * 1e3:.1f} ms, "
-            f"{flagger['failed_checks']} failed checks of a minute each"
-        )
+    for traffic, both in document["tuned"].items():
+        for rules in both:
+            kayenta, flagger = rules["kayenta"], rules["flagger"]
+            yield (
+                f"  - at {traffic} pairs a second, for {rules['false_alarm']:.2%} false alarms: Kayenta's interval of "
+                f"confidence {kayenta['confidence']:.7f} (a point a minute, a look every "
+                f"{kayenta['look_every_intervals']} minutes); Flagger: success at least "
+                f"{flagger['least_success']:.3%}, p99 at most {flagger['most_seconds'] * 1e3:.1f} ms, "
+                f"{flagger['failed_checks']} failed checks of a minute each"
+            )
     yield ""
     yield (
-        "A rollout ends undecided after 7,200 shadow pairs (an hour at 2 pairs a second). Delays are medians and 95th "
+        f"Traffic: {Traffic().pairs_per_second:g} shadow pairs among {Traffic().requests_per_second:g} requests a "
+        f"second; a rollout that is undecided after {MOST_PAIRS:,} pairs is held. Delays are medians and 95th "
         "percentiles over all rollouts, in shadow pairs; one that is not rolled back counts as infinite (–). Rates "
-        "have exact 95 % intervals. Comparators know no promotion before the end: what they have not rolled back by "
-        "then, they promote. They are tuned on faultless rollouts to roll back the policy's 1 % of them, all that the judge "
-        "may; what it does roll back is in the first rows.\n"
+        "have exact 95 % intervals. Comparators know no promotion before the end: what they have not rolled back "
+        "by then, they promote. They are tuned on faultless rollouts: to as few false alarms as the judge was seen "
+        "to give at most (the upper end of the interval in the first row), and to the policy's stated rate, "
+        "which is more than the judge uses.\n"
     )
     yield "Re-run: `python benchmarks/canary.py --write`\n"
     yield "| scenario | rule | rolled back | promoted | held | median delay | 95th percentile | within 600 |"
@@ -166,6 +175,20 @@ def _pairs(value: float | None) -> str:
     return "–" if value is None or math.isinf(value) else f"{value:,.0f}"
 
 
+_SETTINGS = ("rollouts", "seed", "policy", "most_pairs", "aotc", "numpy")
+
+
+def earlier(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """Cases of the results file, if it has the same settings."""
+    path = HERE / "results" / "canary.json"
+    if not path.is_file():
+        return []
+    document = json.loads(path.read_text())
+    same = all(document.get(name) == settings[name] for name in _SETTINGS)
+    cases: list[dict[str, Any]] = document["cases"] if same else []
+    return cases
+
+
 def main() -> int:
     """Runs the cases, prints the page, and says whether all targets are met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -175,30 +198,35 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", metavar="TITLE", help="cases whose title contains one of these")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    rules: dict[float, Comparators] = {}
-    cases: list[dict[str, Any]] = []
+    rollouts, seed, jobs = options.rollouts, options.seed, options.jobs
+    document: dict[str, Any] = {
+        "date": today(), "cpu": processor(), "aotc": version("aotc"), "numpy": np.__version__,
+        "rollouts": rollouts, "seed": seed, "most_pairs": MOST_PAIRS, "policy": POLICY.to_json(),
+        "tuned": {}, "cases": [],
+    }  # fmt: skip
+    known = {case["title"]: case for case in earlier(document)} if options.write else {}
+    faultless, _ = simulate(CASES[0].scenario, rollouts, seed, jobs)
+    _, measured = clopper_pearson(faultless.rolled_back, rollouts)
+    print(f"{faultless.rolled_back} of {rollouts} faultless rollouts rolled back", file=sys.stderr, flush=True)
+    tuned: dict[float, list[Comparators]] = {}
     for case in CASES:
         if options.only and not any(word in case.title for word in options.only):
             continue
+        started = time.perf_counter()
         rate = case.traffic.pairs_per_second
-        if rate not in rules:
-            scenario = Scenario(Fault(), case.traffic, POLICY, case.most_pairs)
-            rules[rate] = tune(scenario, options.rollouts, POLICY.false_alarm, options.seed + 1, options.jobs)
-        cases.append(judge_case(case, rules[rate], options.rollouts, options.seed, options.jobs))
-        print(f"{case.title}: {cases[-1]['judge_seconds']} s, {cases[-1]['targets']}", file=sys.stderr, flush=True)
-    from importlib.metadata import version
-
-    document = {
-        "date": today(), "cpu": processor(), "aotc": version("aotc"), "numpy": np.__version__,
-        "rollouts": options.rollouts, "seed": options.seed, "policy": POLICY.to_json(),
-        "tuned": {f"{rate:g}": found.to_json() for rate, found in rules.items()}, "cases": cases,
-    }  # fmt: skip
-    page = "\n".join(table(document)) + "\n"
-    print(page)
-    if options.write:
-        (HERE / "results" / "canary.json").write_text(json.dumps(document, indent=1) + "\n")
-        (HERE / "results" / "canary.md").write_text(page)
-    return 0 if all(met for case in cases for met in case["targets"].values()) else 1
+        if rate not in tuned:
+            tuned[rate] = tune(case.scenario, rollouts, (measured, POLICY.false_alarm), seed + 1, jobs)
+            document["tuned"][f"{rate:g}"] = [each.to_json() for each in tuned[rate]]
+        judged = faultless if case is CASES[0] else simulate(case.scenario, rollouts, seed, jobs)[0]
+        known[case.title] = judge_case(case, judged, tuned[rate], rollouts, seed, jobs)
+        seconds = time.perf_counter() - started
+        print(f"{case.title}: {seconds:.0f} s, {known[case.title]['targets']}", file=sys.stderr, flush=True)
+        document["cases"] = [known[each.title] for each in CASES if each.title in known]
+        if options.write:
+            (HERE / "results" / "canary.json").write_text(json.dumps(document, indent=1) + "\n")
+            (HERE / "results" / "canary.md").write_text("\n".join(table(document)) + "\n")
+    print("\n".join(table(document)))
+    return 0 if all(met for case in document["cases"] for met in case["targets"].values()) else 1
 
 
 if __name__ == "__main__":

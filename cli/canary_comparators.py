@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aot.cli.canary_traffic import Block, Floats
 
@@ -45,31 +46,51 @@ class Series:
         return len(self.pairs)
 
 
-def series(block: Block, start: float, intervals: int, interval_seconds: float = INTERVAL_SECONDS) -> Series:
-    """What a metrics server would hold of both versions after `intervals` intervals since `start`."""
-    at = ((block.times - start) // interval_seconds).astype(np.int64)
-    kept = at < intervals
-    at = at[kept]
-    counts = np.bincount(at, minlength=intervals).astype(np.float64)
+@dataclass
+class Runs:
+    """Runs of one version, in any order: arrays of shape (count,). Seconds are NaN where a run failed."""
 
-    def points(failed: np.ndarray, seconds: Floats) -> dict[str, Floats]:
-        good = ~failed
-        done = np.bincount(at[good], minlength=intervals)
-        total = np.bincount(at[good], seconds[good], minlength=intervals)
-        order = np.lexsort((seconds[good], at[good]))
-        ends = np.cumsum(done)
-        places = (ends - done + np.ceil(0.99 * done).astype(np.int64) - 1).clip(0, max(len(order) - 1, 0))
-        high = seconds[good][order][places] if len(order) else np.full(intervals, np.nan)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rate = 1 - done / counts
-            mean = total / done
-        return {_RATE: rate, _MEAN: mean, _HIGH: np.where(done > 0, high, np.nan)}
+    times: Floats
+    failed: NDArray[np.bool_]
+    seconds: Floats
 
-    return Series(
-        points(block.stable_failed[kept], block.stable_seconds[kept]),
-        points(block.candidate_failed[kept], block.candidate_seconds[kept]),
-        np.cumsum(counts),
+
+def runs_of(blocks: Sequence[tuple[Block, NDArray[np.bool_] | None]]) -> tuple[Runs, Runs]:
+    """Those of the stable version and of the candidate, in pairs (None) and live requests (True: the candidate's)."""
+    everything = [(block, slice(None), slice(None)) if mine is None else (block, ~mine, mine) for block, mine in blocks]
+    stable = Runs(
+        np.concatenate([block.times[part] for block, part, _ in everything]),
+        np.concatenate([block.stable_failed[part] for block, part, _ in everything]),
+        np.concatenate([block.stable_seconds[part] for block, part, _ in everything]),
     )
+    candidate = Runs(
+        np.concatenate([block.times[part] for block, _, part in everything]),
+        np.concatenate([block.candidate_failed[part] for block, _, part in everything]),
+        np.concatenate([block.candidate_seconds[part] for block, _, part in everything]),
+    )
+    return stable, candidate
+
+
+def series(stable: Runs, candidate: Runs, pairs: Floats, start: float, intervals: int) -> Series:
+    """What a metrics server would hold after `intervals` intervals since `start`; `pairs`: times of shadow pairs."""
+    at = ((pairs - start) // INTERVAL_SECONDS).astype(np.int64)
+    counts = np.bincount(at[at < intervals], minlength=intervals).astype(np.float64)
+    return Series(_points(stable, start, intervals), _points(candidate, start, intervals), np.cumsum(counts))
+
+
+def _points(runs: Runs, start: float, intervals: int) -> dict[str, Floats]:
+    at = ((runs.times - start) // INTERVAL_SECONDS).astype(np.int64)
+    total = np.bincount(at[at < intervals], minlength=intervals)
+    good = ~runs.failed & (at < intervals)
+    at, seconds = at[good], runs.seconds[good]
+    done = np.bincount(at, minlength=intervals)
+    order = np.lexsort((seconds, at))
+    places = (np.cumsum(done) - done + np.ceil(0.99 * done).astype(np.int64) - 1).clip(0, max(len(order) - 1, 0))
+    high = seconds[order][places] if len(order) else np.full(intervals, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = 1 - done / total
+        mean = np.bincount(at, seconds, minlength=intervals) / done
+    return {_RATE: rate, _MEAN: mean, _HIGH: np.where(done > 0, high, np.nan)}
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def read_policy(path: Path | None) -> CanaryPolicy:
 @click.option("--rollouts", default=200, show_default=True, type=click.IntRange(1), help="How many.")
 @click.option("--pairs", default=7200, show_default=True, type=click.IntRange(1), help="Shadow pairs, then it is held.")
 @click.option("--rate", default=2.0, show_default=True, type=click.FloatRange(0.001), help="Shadow pairs a second.")
-@click.option("--live/--no-live", default=False, show_default=True, help="With live requests beside the pairs.")
+@click.option("--live/--no-live", default=True, show_default=True, help="With live requests beside the pairs.")
 @click.option("--recorded", default=1000, show_default=True, type=click.IntRange(1), help="Inputs the build measured.")
 @click.option("--within", type=click.IntRange(1), metavar="PAIRS", help="Also say how many were found by then.")
 @click.option("--compare/--no-compare", "comparing", default=True, show_default=True,
@@ -61,7 +61,7 @@ def command(
     if size is None and fault not in ("none", "no-traffic"):
         raise OptionError(f"a fault of kind {fault} has a size", hint=f"Give --size: {FAULTS[fault]}.")
     policy = read_policy(policy_path)
-    traffic = replace(Traffic(), pairs_per_second=rate, requests_per_second=10 * rate, recorded=recorded)
+    traffic = replace(Traffic(), pairs_per_second=rate, requests_per_second=5 * rate, recorded=recorded)
     scenario = Scenario(Fault(fault, size or 0.0, share, bucket), traffic, policy, pairs, live)
     with progress() as tell:
         tell("judging", str(scenario.fault))
@@ -71,9 +71,9 @@ def command(
         rows, rules = [judged], None
         if comparing:
             tell("tuning", "Kayenta's and Flagger's rules on faultless rollouts")
-            rules = tune(scenario, max(rollouts, 200), policy.false_alarm, seed + 1, jobs)
+            (rules,) = tune(scenario, max(rollouts, 200), [policy.false_alarm], seed + 1, jobs)
             tell("comparing", str(scenario.fault))
-            rows += compare(scenario, rules, rollouts, seed, jobs)
+            rows += compare(scenario, [rules], rollouts, seed, jobs)[0]
     report(scenario, rows, rules, sorted({trial.reason for trial in trials if trial.reason})[:3], seed, within)
 
 

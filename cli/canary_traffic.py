@@ -111,7 +111,7 @@ class Traffic:
     """
 
     pairs_per_second: float = 2.0
-    requests_per_second: float = 20.0
+    requests_per_second: float = 10.0
     load_spread: float = 0.15
     input_spread: float = 0.10
     own_spread: float = 0.08
@@ -218,25 +218,32 @@ class Rollout:
         self._time = float(elapsed[-1]) if count else self._time
         return self._draw(elapsed)
 
-    def requests(self, block: Block, share: float) -> Iterator[Request]:
-        """Live requests while these pairs came, in the order of time: `share` of them goes to the candidate."""
-        if not len(block):
-            return
+    def live(self, block: Block, share: float) -> tuple[Block, NDArray[np.bool_]]:
+        """Live requests while these pairs came, in the order of time, and which of them goes to the candidate.
+
+        Each is drawn as if both versions ran; one of them does.
+        """
         ratio = max(self.traffic.requests_per_second / self.traffic.pairs_per_second - 1, 0.0)
         count = int(self.generator.poisson(ratio * len(block)))
-        begin, end = block.times[0] - self.start, block.times[-1] - self.start
-        both = self._draw(np.sort(self.generator.uniform(begin, end, count)))  # of which one version runs
-        to_candidate = (self.generator.random(count) < share).tolist()
+        begin, end = (block.times[0] - self.start, block.times[-1] - self.start) if len(block) else (0.0, 0.0)
+        both = self._draw(np.sort(self.generator.uniform(begin, end, count)))
+        to_candidate: NDArray[np.bool_] = self.generator.random(count) < share
+        return both, to_candidate
+
+    def requests(self, block: Block, share: float) -> Iterator[Request]:
+        """The records of `live`."""
+        both, to_candidate = self.live(block, share)
         names = [bucket.name for bucket in self.traffic.buckets]
-        for number, mine in enumerate(to_candidate):
-            outcome = int((both.candidate if mine else both.stable)[number])
-            seconds = float((both.candidate_seconds if mine else both.stable_seconds)[number])
+        outcomes = np.where(to_candidate, both.candidate, both.stable).tolist()
+        seconds = np.where(to_candidate, both.candidate_seconds, both.stable_seconds).tolist()
+        rows = zip(both.times.tolist(), both.buckets.tolist(), to_candidate.tolist(), outcomes, seconds, strict=True)
+        for time, bucket, mine, outcome, took in rows:
             yield Request(
-                time=float(both.times[number]),
-                bucket=names[both.buckets[number]],
+                time=time,
+                bucket=names[bucket],
                 version="candidate" if mine else "stable",
                 outcome=_OUTCOMES[outcome],
-                seconds=seconds if outcome == _OK else None,
+                seconds=took if outcome == _OK else None,
             )
 
     def _draw(self, elapsed: Floats) -> Block:

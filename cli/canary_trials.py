@@ -8,18 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aot.cli.canary_binomial import clopper_pearson
-from aot.cli.canary_comparators import INTERVAL_SECONDS, Flagger, Kayenta, Series, series
-from aot.cli.canary_traffic import HARMLESS, Fault, Floats, Rollout, Traffic
+from aot.cli.canary_comparators import INTERVAL_SECONDS, Flagger, Kayenta, Series, runs_of, series
+from aot.cli.canary_traffic import HARMLESS, Block, Fault, Floats, Rollout, Traffic
 from aot.runtime.serving.judge import Judge
 from aot.runtime.serving.policy import CanaryPolicy
 
 _CHUNK = 50  # pairs drawn at a time, and between two looks at the whole verdict
+_SERIES_CHUNK = 400
 
 
 @dataclass(frozen=True)
@@ -117,12 +119,22 @@ class Steps:
 
 
 def series_once(scenario: Scenario, seed: tuple[int, ...]) -> Series:
-    """The same rollout as a metrics server would show it, to its end."""
+    """The same kind of rollout as a metrics server would show it, to its end, at the same shares."""
     rollout = Rollout(scenario.traffic, scenario.fault, seed)
-    seconds = scenario.intervals * INTERVAL_SECONDS
-    # A Poisson number of pairs comes in that time; this many are enough but for a chance of about 1e-9.
-    mean = seconds * scenario.traffic.pairs_per_second
-    return series(rollout.block(math.ceil(mean + 6 * math.sqrt(mean) + 10)), 0.0, scenario.intervals)
+    steps = Steps(scenario.policy, scenario.live)
+    end = scenario.intervals * INTERVAL_SECONDS
+    found: list[tuple[Block, NDArray[np.bool_] | None]] = []
+    times: list[Floats] = []
+    while True:
+        block = rollout.block(_SERIES_CHUNK)
+        found.append((block, None))
+        times.append(block.times)
+        if scenario.live:
+            both, mine = rollout.live(block, steps.share)
+            found.append((both, mine))
+            steps.saw(len(block), int(mine.sum()))
+        if not len(block) or block.times[-1] >= end:
+            return series(*runs_of(found), np.concatenate(times), 0.0, scenario.intervals)
 
 
 @dataclass(frozen=True)
@@ -213,25 +225,34 @@ class Comparators:
         }  # fmt: skip
 
 
-def tune(scenario: Scenario, rollouts: int, false_alarm: float, seed: int = 0, jobs: int = 1) -> Comparators:
-    """The comparators, so strict that they roll back `false_alarm` of faultless rollouts of this traffic."""
-    faultless = Scenario(Fault(), scenario.traffic, scenario.policy, scenario.most_pairs)
-    found = [each for part in _spread(_series_part, faultless, rollouts, seed, jobs) for each in part]
-    rule = Kayenta()
-    return Comparators(
-        rule.tuned([rule.strengths(each) for each in found], false_alarm),
-        Flagger().tuned(found, false_alarm),
-        false_alarm,
-        rollouts,
-    )
+def tune(
+    scenario: Scenario, rollouts: int, false_alarms: Sequence[float], seed: int = 0, jobs: int = 1
+) -> list[Comparators]:
+    """The comparators, so strict that they roll back such shares of faultless rollouts of the scenario's traffic."""
+    faultless = replace(scenario, fault=Fault())
+    parts = list(_spread(_series_part, faultless, rollouts, seed, jobs))
+    found = [each for part in parts for each, _ in part]
+    strengths = [each for part in parts for _, each in part]
+    return [
+        Comparators(Kayenta().tuned(strengths, rate), Flagger().tuned(found, rate), rate, rollouts)
+        for rate in false_alarms
+    ]
 
 
-def compare(scenario: Scenario, rules: Comparators, rollouts: int, seed: int = 0, jobs: int = 1) -> list[Delays]:
-    """What Kayenta's and Flagger's rules do with the same rollouts."""
-    found = [each for part in _spread(_series_part, scenario, rollouts, seed, jobs) for each in part]
-    kayenta = [rules.kayenta.decided(rules.kayenta.strengths(each)) for each in found]
-    flagger = [rules.flagger.decided(each) for each in found]
-    return [_delays("Kayenta", found, kayenta), _delays("Flagger", found, flagger)]
+def compare(
+    scenario: Scenario, rules: Sequence[Comparators], rollouts: int, seed: int = 0, jobs: int = 1
+) -> list[list[Delays]]:
+    """What Kayenta's and Flagger's rules do with such rollouts: for each of `rules`, both."""
+    parts = list(_spread(_series_part, scenario, rollouts, seed, jobs))
+    found = [each for part in parts for each, _ in part]
+    strengths = [each for part in parts for _, each in part]
+    return [
+        [
+            _delays("Kayenta", found, [each.kayenta.decided(strength) for strength in strengths]),
+            _delays("Flagger", found, [each.flagger.decided(series) for series in found]),
+        ]
+        for each in rules
+    ]
 
 
 def _delays(rule: str, found: Sequence[Series], decided: Sequence[int | None]) -> Delays:
@@ -264,5 +285,7 @@ def _judge_part(scenario: Scenario, seed: int, first: int, end: int) -> list[Tri
     return [judge_once(scenario, (seed, number)) for number in range(first, end)]
 
 
-def _series_part(scenario: Scenario, seed: int, first: int, end: int) -> list[Series]:
-    return [series_once(scenario, (seed, number)) for number in range(first, end)]
+def _series_part(scenario: Scenario, seed: int, first: int, end: int) -> list[tuple[Series, Floats]]:
+    """The series, and how strongly Kayenta's rule speaks at each look."""
+    found = [series_once(scenario, (seed, number)) for number in range(first, end)]
+    return [(each, Kayenta().strengths(each)) for each in found]

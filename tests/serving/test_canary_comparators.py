@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aot.cli.canary_binomial import at_most, clopper_pearson
-from aot.cli.canary_comparators import Flagger, Kayenta, Series, mann_whitney, normal_quantile, series
+from aot.cli.canary_comparators import Flagger, Kayenta, Series, mann_whitney, normal_quantile, runs_of, series
 from aot.cli.canary_traffic import Block, Fault, Rollout, Traffic
 
 
@@ -109,7 +109,7 @@ def test_the_series_are_what_a_metrics_server_shows() -> None:
     zero = np.zeros(4, np.int64)
     block = Block(np.array([0.0, 59.0, 61.0, 62.0]), zero, zero, np.array([0, 0, 0, 2]), seconds,
                   np.array([0.2, 0.4, 0.6, math.nan]))  # fmt: skip
-    found = series(block, 0.0, 3)
+    found = series(*runs_of([(block, None)]), block.times, 0.0, 3)
     assert found.pairs.tolist() == [2, 4, 4]
     assert found.candidate["failure rate"][:2].tolist() == [0, 0.5]
     assert found.candidate["mean latency"][:2] == pytest.approx([0.3, 0.6])
@@ -117,9 +117,18 @@ def test_the_series_are_what_a_metrics_server_shows() -> None:
     assert np.isnan([points[2] for points in found.candidate.values()]).all()
 
 
+def test_live_requests_belong_to_the_version_that_ran() -> None:
+    rollout = Rollout(Traffic(), Fault("crash", 0.5), 4)
+    both, mine = rollout.live(rollout.block(500), 0.3)
+    stable, candidate = runs_of([(both, mine)])
+    assert len(stable.times) == (~mine).sum() and len(candidate.times) == mine.sum()
+    assert candidate.failed.mean() == pytest.approx(0.5, abs=0.06) and stable.failed.mean() < 0.01
+
+
 def test_tuning_spends_the_false_alarms_and_no_more() -> None:
     traffic = Traffic()
-    found = [series(Rollout(traffic, Fault(), (9, n)).block(2600), 0.0, 20) for n in range(100)]
+    blocks = [Rollout(traffic, Fault(), (9, n)).block(2600) for n in range(100)]
+    found = [series(*runs_of([(block, None)]), block.times, 0.0, 20) for block in blocks]
     kayenta, flagger = Kayenta(look_every=5), Flagger(threshold=3)
     strengths = [kayenta.strengths(each) for each in found]
     strict = kayenta.tuned(strengths, 0.05)
