@@ -69,7 +69,7 @@ class Audit:
             finally:
                 os.close(file)
         except OSError as error:
-            raise RunError(
+            raise StateError(
                 f"the audit log cannot be written: {error.strerror or error}", where=str(self.path)
             ) from error
         self._whole_bytes = at
