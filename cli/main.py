@@ -1,7 +1,7 @@
 """The entry point: the group of commands, each loaded when it is used.
 
 Exit codes: 0 done; 1 the model, the artifact or the compiler failed; 2 the command line makes no
-sense; 3 a verification found differences; 130 interrupted.
+sense; 3 a verification found differences; 130 interrupted. `canary judge` has its own (docs/canary_judge.md).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ COMMANDS = {
     "inspect": "Show what is in an artifact.",
     "opt": "Run compiler passes on a model or on IR text.",
     "diff": "Show what changed between two artifacts.",
+    "canary": "Judge, steer and simulate the rollout of a new version.",
 }
 
 

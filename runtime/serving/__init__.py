@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from aot.runtime.serving.controller import Canary
+from aot.runtime.serving.controller import Canary, canary_status
 from aot.runtime.serving.expected import ErrorDistribution, Expected, expected_of, expected_to_json
 from aot.runtime.serving.judge import Judge
+from aot.runtime.serving.orders import Order, leave_order
 from aot.runtime.serving.policy import CanaryPolicy
 from aot.runtime.serving.records import OUTCOMES, Pair, Record, Request, from_json, read_records, to_json
 from aot.runtime.serving.verdict import Evidence, Verdict
@@ -17,13 +18,16 @@ __all__ = [
     "Evidence",
     "Expected",
     "Judge",
+    "Order",
     "Pair",
     "Record",
     "Request",
     "Verdict",
+    "canary_status",
     "expected_of",
     "expected_to_json",
     "from_json",
+    "leave_order",
     "read_records",
     "to_json",
 ]

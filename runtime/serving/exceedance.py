@@ -9,9 +9,9 @@ of its tail probability under that Beta; so capping n (`trusted_samples`) also b
 build's can do.
 
 Beyond the largest recorded error there are no samples. There the tail is bounded: an error c times the largest is
-c**index times as rare, at least. The index is a lower confidence bound from recorded quantiles, the median and
-above, and the largest error: of a power law with index b, the log of their ratio is (log k + G)/b, with k samples above the quantile
-and G a Gumbel variable (Rényi, "On the theory of order statistics", 1953; Hill, "A simple general approach to
+c**index times as rare, at least. The index is a lower confidence bound from recorded quantiles, the median and above,
+and the largest error: of a power law with index b, the log of their ratio is (log k + G)/b, with k samples above the
+quantile and G a Gumbel variable (Rényi, "On the theory of order statistics", 1953; Hill, "A simple general approach to
 inference about the tail of a distribution", 1975), and G is under -log log 1000 once in a thousand builds. Tails of
 exponential, normal or log-normal form fall faster the farther out they are, so the bound holds for them too.
 """

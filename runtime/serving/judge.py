@@ -24,12 +24,13 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from aot.errors import RunError
 from aot.runtime.serving.expected import Expected
-from aot.runtime.serving.failure_streams import FailureStreams
+from aot.runtime.serving.failure_streams import SEVERITY, FailureStreams
 from aot.runtime.serving.latency_streams import LatencyStreams
 from aot.runtime.serving.numeric_streams import NumericStreams
 from aot.runtime.serving.policy import CanaryPolicy
-from aot.runtime.serving.records import Pair, Record
+from aot.runtime.serving.records import OUTCOMES, VERSIONS, Pair, Record
 from aot.runtime.serving.verdict import Evidence, Verdict
 
 WEIGHTS = {"numeric": 0.4, "latency": 0.3, "failures": 0.3}
@@ -58,7 +59,16 @@ class Judge:
         self._threshold = 1.0 / self.policy.false_alarm
 
     def add(self, record: Record) -> None:
-        """One more record."""
+        """One more record. Raises RunError, and counts nothing, where an outcome or version is none of the known."""
+        if isinstance(record, Pair):
+            known = record.stable in SEVERITY and record.candidate in SEVERITY
+        else:
+            known = record.outcome in SEVERITY and record.version in VERSIONS
+        if not known:
+            raise RunError(
+                f"a record has an outcome or version that is not known: {record}",
+                hint=f"Outcomes are {', '.join(OUTCOMES)}; versions are {', '.join(VERSIONS)}.",
+            )
         if isinstance(record, Pair):
             self.pairs += 1
             if record.stable == "ok" and record.candidate == "ok":

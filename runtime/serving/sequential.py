@@ -266,7 +266,7 @@ def difference_interval(plus: int, minus: int, count: int, alpha: float) -> tupl
     """Means that are not excluded by differences of which `plus` are 1, `minus` are -1 and the others 0.
 
     A confidence sequence of level 1 - alpha: the hedged capital of Waudby-Smith and Ramdas 2024 (section 4.4) with
-    constant bets on a grid, which depends on the counts only.
+    bets on a grid, the same at all times, so that it depends on the counts only.
     """
     if count == 0:
         return -1.0, 1.0
@@ -278,7 +278,7 @@ def difference_interval(plus: int, minus: int, count: int, alpha: float) -> tupl
         terms = []
         for bet in bets:
             for sign in (bet, -bet):
-                stake = sign / 2  # differences are up to 2 from the ends of the range: no bet may ruin
+                stake = sign / (1 + abs(mean))  # no difference is farther away, so no bet ruins
                 terms.append(
                     plus * math.log1p(stake * (1 - mean))
                     + minus * math.log1p(stake * (-1 - mean))
