@@ -206,7 +206,7 @@ def main() -> int:
     }  # fmt: skip
     known = {case["title"]: case for case in earlier(document)} if options.write else {}
     faultless, _ = simulate(CASES[0].scenario, rollouts, seed, jobs)
-    _, measured = clopper_pearson(faultless.rolled_back, rollouts)
+    measured = min(clopper_pearson(faultless.rolled_back, rollouts)[1], POLICY.false_alarm)
     print(f"{faultless.rolled_back} of {rollouts} faultless rollouts rolled back", file=sys.stderr, flush=True)
     tuned: dict[float, list[Comparators]] = {}
     for case in CASES:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from aot.cli.canary_story import Interval, Story, intervals, outcome_rows, over_time
+from aot.cli.canary_story import Interval, Story, intervals, outcome_rows, over_time, time_of
 from aot.cli.charts import CANDIDATE, LIMIT, RECORDED, STABLE, Band, Chart, Level, Line, Mark, number
 from aot.cli.html import document, facts_list, table, text
 from aot.runtime.serving.verdict import Evidence
@@ -79,11 +79,12 @@ def _facts(story: Story) -> list[tuple[str, str]]:
     pairs = sum(1 for record in story.records if hasattr(record, "candidate"))
     states = [each.state for each in verdict.evidence]
     counted = ", ".join(f"{states.count(state)} {state}" for state in _WORST_FIRST if state in states)
+    older = "; those before are no longer there: what was decided then is in the audit log" if story.seen_before else ""
     facts = [("verdict", verdict.decision)]
     facts += [("state", story.state)] if story.state else []
     return [
         *facts,
-        ("records", f"{pairs:,} pairs, {len(story.records) - pairs:,} live requests"),
+        ("records", f"{pairs:,} pairs, {len(story.records) - pairs:,} live requests{older}"),
         ("time", f"{when(story.start)}, {story.end:,.0f} s" if story.records else "nothing came"),
         ("streams", counted or "none"),
         ("promises", f"a rollback without fault in {policy.false_alarm:.2%} of rollouts at most, a fault of smallest "
@@ -99,16 +100,10 @@ def _marks(story: Story) -> list[Mark]:
     """Moments of the audit log at which something changed."""
     found = []
     for entry in story.audit:
-        time, name = _time_of(entry), str(entry.get("event") or entry.get("decision") or "")
+        time, name = time_of(entry), str(entry.get("what", ""))
         if time is not None and name:
-            bad = name in ("roll back", "rolled back", "rollback")
-            found.append(Mark(name, time - story.start, LIMIT if bad else "#444"))
+            found.append(Mark(name, time - story.start, LIMIT if name == "roll back" else "#444"))
     return found
-
-
-def _time_of(entry: Mapping[str, Any]) -> float | None:
-    time = entry.get("time")
-    return float(time) if isinstance(time, (int, float)) and math.isfinite(time) else None
 
 
 def _traffic(story: Story, found: Sequence[Interval]) -> Iterator[Chart]:
@@ -120,7 +115,7 @@ def _traffic(story: Story, found: Sequence[Interval]) -> Iterator[Chart]:
     decided = [
         (time - story.start, float(entry["share"]))
         for entry in story.audit
-        if (time := _time_of(entry)) is not None and isinstance(entry.get("share"), (int, float))
+        if (time := time_of(entry)) is not None and isinstance(entry.get("share"), (int, float))
     ]
     if decided:
         decided.append((story.end, decided[-1][1]))
@@ -286,9 +281,10 @@ def _audit(audit: Sequence[Mapping[str, Any]]) -> str:
     """All entries, whatever their fields: the time first, texts last."""
     if not audit:
         return "<p>There is none: the records were judged from a file, or nothing was decided yet.</p>"
-    names = list(dict.fromkeys(name for entry in audit for name in entry if name != "time"))
+    left_out = ("time", "evidence")  # the time comes first, and the evidence is drawn above
+    names = list(dict.fromkeys(name for entry in audit for name in entry if name not in left_out))
     rows = [
-        (when(time) if (time := _time_of(entry)) is not None else "", *(_plain(entry.get(name, "")) for name in names))
+        (when(time) if (time := time_of(entry)) is not None else "", *(_plain(entry.get(name, "")) for name in names))
         for entry in audit
     ]
     return table(("time", *names), rows, frozenset(("time", *names)), frozenset(names))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -12,23 +11,11 @@ import click
 
 from aot.cli.canary_traffic import FAULTS, Fault, Traffic
 from aot.cli.canary_trials import Comparators, Delays, Scenario, compare, is_false, simulate, tune
-from aot.cli.common import check_file, common_options, print_facts, print_json, print_table, progress, wants
+from aot.cli.cmd_canary import read_policy
+from aot.cli.common import common_options, print_facts, print_json, print_table, progress, wants
 from aot.errors import OptionError
-from aot.runtime.serving.policy import CanaryPolicy
 
 _HEADINGS = ("rule", "rolled back", "promoted", "held", "median delay", "95th percentile", "median time")
-
-
-def read_policy(path: Path | None) -> CanaryPolicy:
-    """The policy of a JSON file, or the default one; raises OptionError for a file that is no JSON."""
-    if path is None:
-        return CanaryPolicy()
-    check_file(path, "a canary policy (JSON)")
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise OptionError(f"a canary policy is a JSON file; this is none: {error}", where=str(path)) from error
-    return CanaryPolicy.from_json(document)
 
 
 @click.command("simulate", epilog="Faults: " + "; ".join(f"{name}: {what}" for name, what in FAULTS.items()) + ".")

@@ -1,6 +1,6 @@
 """What a page about a canary tells: its records over time, what the judge knew as they came, and the audit log.
 
-Invariant: the records are judged again in their order, so that the page shows what the judge saw at each moment.
+Invariant: the records are judged again in their order, so that the page shows what the judge knew at each moment.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,14 @@ from aot.runtime.serving.expected import Expected
 from aot.runtime.serving.judge import Judge
 from aot.runtime.serving.policy import CanaryPolicy
 from aot.runtime.serving.records import OUTCOMES, Pair, Record, Request
-from aot.runtime.serving.verdict import Verdict
+from aot.runtime.serving.verdict import DECISIONS, Evidence, Verdict
 
 MOMENTS = 60
 """At so many moments the judge's knowledge is kept, and into at most so many intervals the records are put."""
 
 _LEAST_RECORDS = 20  # of an interval, on average
 _VERSIONS = ("stable", "candidate")
+_EVIDENCE = frozenset(each.name for each in fields(Evidence))
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Story:
     audit: Sequence[Mapping[str, Any]] = ()
     start: float = 0.0  # seconds since the epoch
     end: float = 0.0  # seconds since the start
+    seen_before: bool = False  # there were records before these
 
     @property
     def verdict(self) -> Verdict:
@@ -48,29 +50,57 @@ class Story:
 
 
 def tell(
-    name: str, records: Iterable[Record], policy: CanaryPolicy, expected: Expected,
-    state: str = "", audit: Sequence[Mapping[str, Any]] = (), verdict: Verdict | None = None,
+    name: str, records: Iterable[Record], policy: CanaryPolicy, expected: Expected, *,
+    judge: Judge | None = None, state: str = "", audit: Sequence[Mapping[str, Any]] = (),
 ) -> Story:  # fmt: skip
-    """Judges the records once more, and keeps what was known at MOMENTS of them.
+    """Judges the records once more, and keeps what was known at MOMENTS of them, and at the audit log's decisions.
 
-    `verdict`: what a controller decided, where it is known; it stands as the last.
+    `judge`: what judged the records before these, which are no longer there; the audit log tells of that time.
     """
     kept = list(records)
     times = [record.time for record in kept if math.isfinite(record.time)]
-    times += [float(entry["time"]) for entry in audit if isinstance(entry.get("time"), (int, float))]
+    began = min(times, default=math.inf)
+    times += [time for entry in audit if (time := time_of(entry)) is not None]
     start = min(times, default=0.0)
-    judge = Judge(policy, expected)
-    moments: list[tuple[float, Verdict]] = []
+    seen_before = judge is not None and judge.pairs + judge.requests > 0
+    moments = [each for entry in audit if (each := _moment(entry, start, began - start)) is not None]
+    judge = judge or Judge(policy, expected)
     step = max(1, math.ceil(len(kept) / MOMENTS))
-    latest = start
+    latest = max(start, began) if kept else start
     for first in range(0, len(kept), step):
         part = kept[first : first + step]
         judge.add_many(part)
         latest = max([latest, *(record.time for record in part if math.isfinite(record.time))])
         moments.append((latest - start, judge.verdict()))
-    if verdict is not None or not moments:
-        moments.append((max(times, default=start) - start, verdict or judge.verdict()))
-    return Story(name, policy, expected, kept, moments, state, audit, start, max(times, default=start) - start)
+    if not kept:
+        moments.append((max(times, default=start) - start, judge.verdict()))
+    end = max(times, default=start) - start
+    return Story(name, policy, expected, kept, moments, state, audit, start, end, seen_before)
+
+
+def time_of(entry: Mapping[str, Any]) -> float | None:
+    """When a line of the audit log was written; None where it does not say."""
+    time = entry.get("time")
+    return float(time) if isinstance(time, (int, float)) and math.isfinite(time) else None
+
+
+def _moment(entry: Mapping[str, Any], start: float, before: float) -> tuple[float, Verdict] | None:
+    """What was known at a decision before the first record that is still there."""
+    time, rows = time_of(entry), entry.get("evidence")
+    if time is None or not rows or time - start >= before:
+        return None
+    evidence = []
+    for row in rows:
+        given = {name: value for name, value in row.items() if name in _EVIDENCE}
+        for name in ("limit", "evidence_ratio"):
+            given[name] = math.inf if given.get(name) is None else given[name]
+        interval = given.get("interval")
+        if interval is not None:
+            low, high = interval
+            given["interval"] = (-math.inf if low is None else low, math.inf if high is None else high)
+        evidence.append(Evidence(**given))
+    decision = str(entry.get("what"))
+    return time - start, Verdict(decision if decision in DECISIONS else "hold", (), tuple(evidence))
 
 
 @dataclass
