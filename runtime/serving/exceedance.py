@@ -148,4 +148,4 @@ class ExceedanceTest(EProcess):
                 self.exceedances[index] += 1
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "exceedances": self.exceedances}
+        return {**super().state(), "exceedances": list(self.exceedances)}

@@ -64,7 +64,7 @@ class EProcess:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from what `state` gave."""
-        self.__dict__.update(state)
+        self.__dict__.update({name: list(value) if isinstance(value, list) else value for name, value in state.items()})
 
 
 class SignTest(EProcess):
