@@ -23,7 +23,7 @@ def page(story: Story) -> str:
     """The document."""
     found = intervals(story)
     verdict = story.verdict
-    decision = story.state or verdict.decision
+    decision = {"": verdict.decision, "running": f"running, verdict so far: {verdict.decision}"}.get(story.state, story.state)
     colour = _COLOURS[verdict.decision]
     body = [
         f"<h1>Canary {text(story.name)}</h1>",
@@ -210,7 +210,7 @@ def _key(each: Evidence) -> tuple[str, str, str, str]:
 
 def _ordered(evidence: Sequence[Evidence]) -> list[Evidence]:
     """The weightiest first."""
-    return sorted(evidence, key=lambda each: (_WORST_FIRST.index(each.state), -each.evidence_ratio))
+    return sorted(evidence, key=lambda each: (_WORST_FIRST.index(each.state), not each.required, -each.evidence_ratio))
 
 
 def _evidence_ratio(story: Story) -> Iterator[Chart]:

@@ -226,7 +226,7 @@ class Rollout:
         ratio = max(self.traffic.requests_per_second / self.traffic.pairs_per_second - 1, 0.0)
         count = int(self.generator.poisson(ratio * len(block)))
         begin, end = (block.times[0] - self.start, block.times[-1] - self.start) if len(block) else (0.0, 0.0)
-        both = self._draw(np.sort(self.generator.uniform(begin, end, count)))
+        both = self._draw(np.sort(self.generator.uniform(begin, end, count)), with_values=False)
         to_candidate: NDArray[np.bool_] = self.generator.random(count) < share
         return both, to_candidate
 
@@ -246,7 +246,7 @@ class Rollout:
                 seconds=took if outcome == _OK else None,
             )
 
-    def _draw(self, elapsed: Floats) -> Block:
+    def _draw(self, elapsed: Floats, with_values: bool = True) -> Block:
         """Pairs at these seconds since the start."""
         random, traffic, count = self.generator, self.traffic, len(elapsed)
         buckets = np.searchsorted(self._cumulative, random.random(count), side="right").clip(0, len(self._medians) - 1)
@@ -254,7 +254,8 @@ class Rollout:
         common = self._medians[buckets] * self._load(elapsed)
         common *= np.exp(traffic.input_spread * random.standard_normal(count))
         stable_seconds, candidate_seconds = common * self._own(count), common * self._own(count)
-        values = {(model.output, model.metric): model.draw(random, count) for model in traffic.errors}
+        models = traffic.errors if with_values else ()
+        values = {(model.output, model.metric): model.draw(random, count) for model in models}
         block = Block(self.start + elapsed, buckets, stable, candidate, stable_seconds, candidate_seconds, values)
         self._inject(block, elapsed)
         block.stable_seconds[block.stable_failed] = np.nan
@@ -283,8 +284,8 @@ class Rollout:
         fault, random, count = self.fault, self.generator, len(block)
         match fault.kind:
             case "numeric" | "outlier":
-                touched = random.random(count) < fault.share
-                self._spoil(block, touched)
+                if block.values:
+                    self._spoil(block, random.random(count) < fault.share)
             case "latency":
                 touched = np.ones(count, np.bool_)
                 if fault.bucket:

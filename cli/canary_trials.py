@@ -5,10 +5,12 @@ Invariant: a result follows from the scenario and its seed; how the rollouts are
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from aot.runtime.serving.policy import CanaryPolicy
 
 _CHUNK = 50  # pairs drawn at a time, and between two looks at the whole verdict
 _SERIES_CHUNK = 400
+_TIME = attrgetter("time")
 
 
 @dataclass(frozen=True)
@@ -57,30 +60,22 @@ def judge_once(scenario: Scenario, seed: tuple[int, ...]) -> Trial:
     rollout = Rollout(traffic, scenario.fault, seed)
     judge = Judge(policy, rollout.expected)
     steps = Steps(policy, scenario.live)
-    pairs = requests = 0
     now = 0.0
-    while pairs < scenario.most_pairs:
+    while judge.pairs < scenario.most_pairs:
         block = rollout.block(_CHUNK)
         if not len(block):
             break
-        begin = now
-        now = float(block.times[-1])
-        for record in block.pairs(traffic):
+        live = rollout.requests(block, steps.share) if scenario.live else ()
+        before = judge.candidate_requests
+        for record in heapq.merge(block.pairs(traffic), live, key=_TIME):
             judge.add(record)
-            pairs += 1
             if judge.has_alarm:
-                return Trial("roll back", pairs, requests, record.time, _reason(judge))
-        mine = 0
-        for request in rollout.requests(block, steps.share) if scenario.live else ():
-            judge.add(request)
-            requests += 1
-            mine += request.version == "candidate"
-            if judge.has_alarm:
-                return Trial("roll back", pairs, requests, max(request.time, begin), _reason(judge))
-        steps.saw(len(block), mine)
+                return Trial("roll back", judge.pairs, judge.requests, record.time, _reason(judge))
+        now = float(block.times[-1])
+        steps.saw(len(block), judge.candidate_requests - before)
         if steps.is_over and judge.decision() == "promote":
-            return Trial("promote", pairs, requests, now)
-    return Trial(judge.verdict().decision, pairs, requests, now)
+            return Trial("promote", judge.pairs, judge.requests, now)
+    return Trial(judge.decision(), judge.pairs, judge.requests, now)
 
 
 def _reason(judge: Judge) -> str:

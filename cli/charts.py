@@ -127,7 +127,7 @@ class Chart:
         if self.focus is not None:
             low, high = max(low, self.focus[0]), min(high, self.focus[1])
         room = (high - low) or abs(high) or 1.0
-        bottom = 0.0 if low >= 0 and low < 0.6 * high else low - 0.06 * room
+        bottom = 0.0 if self.focus is None and 0 <= low < 0.6 * high else low - 0.06 * room
         self._values = (bottom, high + 0.06 * room)
 
     def _x(self, time: float) -> float:
