@@ -23,7 +23,8 @@ def page(story: Story) -> str:
     """The document."""
     found = intervals(story)
     verdict = story.verdict
-    decision = {"": verdict.decision, "running": f"running, verdict so far: {verdict.decision}"}.get(story.state, story.state)
+    so_far = f"running, verdict so far: {verdict.decision}"
+    decision = {"": verdict.decision, "running": so_far}.get(story.state, story.state)
     colour = _COLOURS[verdict.decision]
     body = [
         f"<h1>Canary {text(story.name)}</h1>",

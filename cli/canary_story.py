@@ -66,7 +66,7 @@ def tell(
     moments = [each for entry in audit if (each := _moment(entry, start, began - start)) is not None]
     judge = judge or Judge(policy, expected)
     step = max(1, math.ceil(len(kept) / MOMENTS))
-    latest = max(start, began) if kept else start
+    latest = began if math.isfinite(began) else start
     for first in range(0, len(kept), step):
         part = kept[first : first + step]
         judge.add_many(part)
