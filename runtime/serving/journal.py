@@ -187,12 +187,14 @@ def read_journal(directory: str | os.PathLike[str]) -> Recovered:
     A writer that takes a snapshot meanwhile may remove what is being read: then it is read again.
     """
     directory = Path(directory)
+    if not directory.is_dir():
+        raise StateError("no such directory", where=str(directory))
     for attempt in range(5):
         try:
             return _read(directory)
         except FileNotFoundError:
             if attempt == 4:
-                raise RunError("the journal changes faster than it can be read", where=str(directory)) from None
+                raise StateError("the journal changes faster than it can be read", where=str(directory)) from None
         except OSError as error:
             raise _cannot("read the journal", directory, error) from error
     raise AssertionError("unreachable")

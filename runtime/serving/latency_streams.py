@@ -13,7 +13,7 @@ from typing import Any
 from aot.runtime.serving.numeric_streams import state_of
 from aot.runtime.serving.policy import CanaryPolicy
 from aot.runtime.serving.records import Pair, Request
-from aot.runtime.serving.sequential import MedianSequence, SymmetryTest
+from aot.runtime.serving.sequential import MedianSequence, SymmetryTest, median_below
 from aot.runtime.serving.verdict import Evidence
 
 _LARGE = math.log(1.5)  # a difference that counts as large
@@ -29,14 +29,15 @@ class LatencyStream:
         self.tolerated = math.log(policy.tolerated_latency_ratio)
         self.limit = math.log(policy.latency_ratio)
         self.fault = SymmetryTest(_LARGE)
-        self.clear = SymmetryTest(_LARGE)
+        self.below = 0  # of the limit
         self.median = MedianSequence(_CELL, _MOST)
 
     def add(self, log_ratio: float) -> None:
         """One datum; finite."""
         self.fault.add(log_ratio - self.tolerated)
-        self.clear.add(self.limit - log_ratio)
         self.median.add(log_ratio)
+        if log_ratio < self.limit:
+            self.below += 1
 
     @property
     def count(self) -> int:
@@ -45,7 +46,7 @@ class LatencyStream:
 
     def is_cleared(self, policy: CanaryPolicy) -> bool:
         """Whether a ratio of the smallest effect is ruled out."""
-        return self.clear.value * policy.missed_fault >= 1.0
+        return median_below(self.below, self.count) * policy.missed_fault >= 1.0
 
     def evidence(self, where: tuple[str, str], share: float, required: bool, policy: CanaryPolicy) -> Evidence:
         """What is known; `where` is (metric, bucket)."""
@@ -61,12 +62,12 @@ class LatencyStream:
 
     def state(self) -> dict[str, Any]:
         """What changes with the records."""
-        return {"fault": self.fault.state(), "clear": self.clear.state(), "median": self.median.state()}
+        return {"fault": self.fault.state(), "below": self.below, "median": self.median.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from what `state` gave."""
         self.fault.restore(state["fault"])
-        self.clear.restore(state["clear"])
+        self.below = state["below"]
         self.median.restore(state["median"])
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from operator import mul
 from typing import Any
 
+_MOST_LOG = 276.0
 _MOST = 1e120  # wealth is capped: less than the true one, so the test stays valid, and products stay finite
 _LATER = 0.3  # of the wealth is not bet with the first record
 
@@ -130,58 +131,101 @@ class SymmetryTest(EProcess):
         return {**super().state(), "scale": self.scale}
 
 
-class RateTest(EProcess):
-    """H0: each event has at least the probability `limit`, given the past. Wealth is evidence of a smaller rate.
+class RateTest:
+    """H0: each event has at least the probability `limit`, given the past. The value is evidence of a smaller rate.
 
     Likelihood ratios of smaller rates against `limit` (Wald, "Sequential tests of statistical hypotheses", 1945),
-    mixed: 0, and fractions of the limit.
+    mixed: 0, and fractions of the limit. It depends on counts only, so it is computed when it is asked for.
     """
 
-    FRACTIONS = (0.0, 0.1, 0.3, 0.55)
+    FRACTIONS = ((0.0, 3.0), (0.1, 2.0), (0.3, 2.0), (0.55, 2.0))  # (of the limit, weight)
 
     def __init__(self, limit: float) -> None:
-        super().__init__((3.0, 2.0, 2.0, 2.0))
-        rates = [limit * fraction for fraction in self.FRACTIONS]
-        self._event = [rate / limit for rate in rates]
-        self._none = [(1.0 - rate) / (1.0 - limit) for rate in rates]
-        self.events = 0
+        self._terms = [
+            (
+                weight / sum(each for _, each in self.FRACTIONS),
+                math.log(fraction) if fraction else -math.inf,
+                math.log1p(-fraction * limit) - math.log1p(-limit),
+            )
+            for fraction, weight in self.FRACTIONS
+        ]
+        self.count = self.events = 0
 
     def add(self, is_event: bool) -> None:
         """One trial."""
-        self.events += is_event
-        self.multiply(self._event if is_event else self._none)
+        self.count += 1
+        if is_event:
+            self.events += 1
+
+    @property
+    def value(self) -> float:
+        """The e-value."""
+        events, none = self.events, self.count - self.events
+        return sum(
+            weight * math.exp(min(_MOST_LOG, (events * event if events else 0.0) + none * other))
+            for weight, event, other in self._terms
+        )
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "events": self.events}
+        """What changes with the records."""
+        return {"count": self.count, "events": self.events}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from what `state` gave."""
+        self.count, self.events = state["count"], state["events"]
 
 
-class DifferenceTest(EProcess):
-    """H0: differences in [-1, 1] have at least the mean `limit`, given the past. Wealth is evidence of a smaller one.
+class DifferenceTest:
+    """H0: differences in {-1, 0, 1} have at least the mean `limit`, given the past. The value is evidence of less.
 
-    Bets 1 + b (limit - difference), for b on a grid (Waudby-Smith and Ramdas 2024, section 4.4).
+    Bets 1 + b (limit - difference), for b on a grid (Waudby-Smith and Ramdas 2024, section 4.4). It depends on counts
+    only, so it is computed when it is asked for.
     """
 
     BETS = (0.05, 0.1, 0.2, 0.35, 0.55, 0.8, 0.97)
 
     def __init__(self, limit: float) -> None:
-        super().__init__((1.0,) * len(self.BETS))
-        self.limit = limit
-        self._same = [1.0 + bet * limit for bet in self.BETS]
-        self.plus = self.minus = 0
+        self._terms = [
+            (math.log1p(bet * (limit - 1.0)), math.log1p(bet * limit), math.log1p(bet * (limit + 1.0)))
+            for bet in self.BETS
+        ]
+        self.count = self.plus = self.minus = 0
 
     def add(self, difference: int) -> None:
         """One difference: -1, 0 or 1."""
-        if difference == 0:
-            self.multiply(self._same)
-            return
+        self.count += 1
         if difference > 0:
             self.plus += 1
-        else:
+        elif difference < 0:
             self.minus += 1
-        self.multiply([1.0 + bet * (self.limit - difference) for bet in self.BETS])
+
+    @property
+    def value(self) -> float:
+        """The e-value."""
+        plus, minus = self.plus, self.minus
+        zero = self.count - plus - minus
+        return sum(
+            math.exp(min(_MOST_LOG, plus * loss + zero * same + minus * gain)) for loss, same, gain in self._terms
+        ) / len(self._terms)
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "plus": self.plus, "minus": self.minus}
+        """What changes with the records."""
+        return {"count": self.count, "plus": self.plus, "minus": self.minus}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues from what `state` gave."""
+        self.count, self.plus, self.minus = state["count"], state["plus"], state["minus"]
+
+
+def median_below(below: int, count: int) -> float:
+    """Evidence that a median lies below a limit, if `below` of `count` data do: 1/alpha with probability alpha at most.
+
+    Where the median is at the limit or above, each datum is below it with probability 1/2 at most; the likelihood mixed
+    over Jeffreys' prior beside that of 1/2, and nothing while the lesser part is below.
+    """
+    if 2 * below <= count:
+        return 0.0
+    return math.exp(min(_MOST_LOG, _log_mixture(below, count) + count * math.log(2.0)))
 
 
 class TwoSampleTest(EProcess):
@@ -201,6 +245,8 @@ class TwoSampleTest(EProcess):
         self.first_trials = self.first_events = 0
         self.second_trials = self.second_events = 0
         self.open_trials = self.open_events = 0
+        self.rate, self.rated = 0.001, 0  # of the first kind, estimated from so many trials
+        self._factors: dict[tuple[int, int, bool], list[float]] = {}
 
     def add_first(self, is_event: bool) -> None:
         """One trial of the first kind."""
@@ -214,8 +260,22 @@ class TwoSampleTest(EProcess):
         self.second_events += is_event
         if not trials:
             return
-        rate = (self.first_events + 0.05) / (self.first_trials + 50.0)
-        factors = []
+        outcome = (trials, events, is_event)
+        factors = self._factors.get(outcome)
+        if factors is None:
+            factors = self._factors[outcome] = self._block(*outcome)
+        self.multiply(factors)
+        self.first_trials += trials
+        self.first_events += events
+        self.open_trials = self.open_events = 0
+        if events or self.first_trials > 1.1 * self.rated:
+            self.rate = (self.first_events + 0.05) / (self.first_trials + 50.0)
+            self.rated = self.first_trials
+            self._factors = {}
+
+    def _block(self, trials: int, events: int, is_event: bool) -> list[float]:
+        """The factors of a block; they hold until the rate is estimated again."""
+        rate, factors = self.rate, []
         for excess in self.EXCESSES:
             second = rate + excess * (1.0 - rate)
             pooled = (second + trials * rate) / (trials + 1.0)
@@ -223,14 +283,15 @@ class TwoSampleTest(EProcess):
             if events:
                 factor *= (rate / pooled) ** events
             factors.append(factor * ((1.0 - rate) / (1.0 - pooled)) ** (trials - events))
-        self.multiply(factors)
-        self.first_trials += trials
-        self.first_events += events
-        self.open_trials = self.open_events = 0
+        return factors
 
     def state(self) -> dict[str, Any]:
         names = ("first_trials", "first_events", "second_trials", "second_events", "open_trials", "open_events")
-        return {**super().state(), **{name: getattr(self, name) for name in names}}
+        return {**super().state(), **{name: getattr(self, name) for name in (*names, "rate", "rated")}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._factors = {}
 
 
 _lgamma = math.lgamma

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from aot.errors import RunError
 from aot.runtime.serving import CanaryPolicy, Pair
-from aot.runtime.serving import journal as module
 from aot.runtime.serving.controller import Canary
 from aot.runtime.serving.journal import Journal, LockedError, read_journal
 
@@ -162,7 +161,7 @@ class FullDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
         self.left, self.calls = calls, 0
         for name in ("pwrite", "fsync", "replace"):
-            monkeypatch.setattr(module.os, name, self._failing(name, getattr(os, name)))
+            monkeypatch.setattr(os, name, self._failing(name, getattr(os, name)))
 
     def _failing(self, name: str, real: Any) -> Any:
         def call(*arguments: Any) -> Any:
