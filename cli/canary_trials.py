@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -21,6 +21,7 @@ from aot.cli.canary_comparators import INTERVAL_SECONDS, Flagger, Kayenta, Serie
 from aot.cli.canary_traffic import HARMLESS, Block, Fault, Floats, Rollout, Traffic
 from aot.runtime.serving.judge import Judge
 from aot.runtime.serving.policy import CanaryPolicy
+from aot.runtime.serving.records import Record
 
 _CHUNK = 50  # pairs drawn at a time, and between two looks at the whole verdict
 _SERIES_CHUNK = 400
@@ -65,9 +66,10 @@ def judge_once(scenario: Scenario, seed: tuple[int, ...]) -> Trial:
         block = rollout.block(_CHUNK)
         if not len(block):
             break
-        live = rollout.requests(block, steps.share) if scenario.live else ()
+        live: Iterable[Record] = rollout.requests(block, steps.share) if scenario.live else ()
+        records: Iterable[Record] = block.pairs(traffic)
         before = judge.candidate_requests
-        for record in heapq.merge(block.pairs(traffic), live, key=_TIME):
+        for record in heapq.merge(records, live, key=_TIME):
             judge.add(record)
             if judge.has_alarm:
                 return Trial("roll back", judge.pairs, judge.requests, record.time, _reason(judge))

@@ -216,7 +216,7 @@ def test_hostile_texts_are_escaped() -> None:
 
 
 def test_nothing_odd_times_and_odd_values_make_a_page_too() -> None:
-    odd = [
+    odd: list[Record] = [
         Pair(float("nan"), "", "ok", "ok", 0.0, float("inf"), {"y": {"max_abs": float("nan"), "top1": 1.0}}),
         Pair(5.0, "", "ok", "ok", -1.0, None, {"y": {"max_abs": float("inf")}}),
         Pair(1e300, "", "crash", "ok", None, 1e-9),
