@@ -27,7 +27,7 @@ _HEADINGS = ("rule", "rolled back", "promoted", "held", "median delay", "95th pe
 @click.option("--rollouts", default=200, show_default=True, type=click.IntRange(1), help="How many.")
 @click.option("--pairs", default=7200, show_default=True, type=click.IntRange(1), help="Shadow pairs, then it is held.")
 @click.option("--rate", default=2.0, show_default=True, type=click.FloatRange(0.001), help="Shadow pairs a second.")
-@click.option("--live/--no-live", default=True, show_default=True, help="With live requests beside the pairs.")
+@click.option("--live/--no-live", default=False, show_default=True, help="Live requests beside the pairs: slower.")
 @click.option("--recorded", default=1000, show_default=True, type=click.IntRange(1), help="Inputs the build measured.")
 @click.option("--within", type=click.IntRange(1), metavar="PAIRS", help="Also say how many were found by then.")
 @click.option("--compare/--no-compare", "comparing", default=True, show_default=True,
