@@ -1,7 +1,7 @@
 """The entry point: the group of commands, each loaded when it is used.
 
 Exit codes: 0 done; 1 the model, the artifact or the compiler failed; 2 the command line makes no
-sense; 3 a verification found differences; 130 interrupted.
+sense; 3 a verification found differences; 130 interrupted. `canary judge` has its own (docs/canary_judge.md).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ COMMANDS = {
     "package": "Put artifacts into an OCI layout for registries, or get one out of it.",
     "opt": "Run compiler passes on a model or on IR text.",
     "diff": "Show what changed between two artifacts.",
+    "canary": "Judge, steer and simulate the rollout of a new version.",
 }
 
 

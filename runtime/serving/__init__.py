@@ -9,12 +9,13 @@ from aot.runtime.serving._process import WorkerPolicy
 from aot.runtime.serving.breaker import BreakerPolicy
 from aot.runtime.serving.causes import LinkError, RefusedError
 from aot.runtime.serving.chain import Answer, Event
-from aot.runtime.serving.controller import Canary
+from aot.runtime.serving.controller import Canary, canary_status
 from aot.runtime.serving.deployment import Deployment
 from aot.runtime.serving.deployment_policy import DeploymentPolicy
 from aot.runtime.serving.expected import ErrorDistribution, Expected, expected_of, expected_to_json
 from aot.runtime.serving.judge import Judge
 from aot.runtime.serving.links import OnnxRuntime
+from aot.runtime.serving.orders import Order, leave_order
 from aot.runtime.serving.policy import CanaryPolicy
 from aot.runtime.serving.records import OUTCOMES, Pair, Record, Request, from_json, read_records, to_json
 from aot.runtime.serving.selftest import Check, Latency, SelfTest, self_test
@@ -37,6 +38,7 @@ __all__ = [
     "Latency",
     "LinkError",
     "OnnxRuntime",
+    "Order",
     "Pair",
     "Record",
     "RefusedError",
@@ -44,9 +46,11 @@ __all__ = [
     "SelfTest",
     "Verdict",
     "WorkerPolicy",
+    "canary_status",
     "expected_of",
     "expected_to_json",
     "from_json",
+    "leave_order",
     "read_records",
     "self_test",
     "to_json",

@@ -114,8 +114,8 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
                 if not line.strip():
                     continue
                 try:
-                    document = json.loads(line)
-                except ValueError as error:
+                    document = json.loads(line.strip())
+                except (ValueError, RecursionError) as error:
                     raise RunError(
                         f"this line is no JSON: {error}", where=f"{path}, line {number}",
                         hint="Each line is one whole record; remove the damaged one, or repeat the export.",
