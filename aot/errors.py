@@ -8,12 +8,14 @@ what to do. `code` is a stable word for programs; the message is for people.
 class AotError(Exception):
     """Base of every error that aotc raises on purpose.
 
-    `where` names the user's node, tensor or file; `hint` is the remedy, one sentence.
+    `where` names the user's node, tensor or file; `hint` is the remedy, one sentence. `reason`, of errors that the
+    runtime library reports, is a stable word that is finer than `code`, such as "dtype" of a guard; else empty.
     """
 
     code = "error"
     status = 0
     """What the C API returned, for errors that come from it: a number of aot_status."""
+    reason = ""
 
     def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(message)

@@ -34,6 +34,8 @@ def build_command(meta: Mapping[str, Any], artifact: Path, targets: Sequence[str
         words += ["--quantize", str(artifact.with_suffix(".quantization"))]
     if self_test := meta.get("self_test"):
         words += ["--self-test", str(self_test.get("inputs", 1))]
+        data = str(self_test.get("data", "random"))
+        words += ["--self-test-data", data] if not data.startswith("random") else []
     return shlex.join([*words, "-o", str(artifact)])
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aot.runtime._library import prefix
 from aot.runtime._machine import Machine, target_rank, this_machine
 from aot.runtime._model import Model
-from aot.runtime._specs import DimSpec, ProgramSpec, StateSpec, TensorSpec, TraceStep, TraceTensor
+from aot.runtime._specs import DimSpec, ProgramSpec, StateSpec, Statistics, TensorSpec, TraceStep, TraceTensor
 
 if TYPE_CHECKING:
     from aot.runtime.keys import Key
@@ -20,6 +20,7 @@ __all__ = [
     "Model",
     "ProgramSpec",
     "StateSpec",
+    "Statistics",
     "TensorSpec",
     "TraceStep",
     "TraceTensor",
@@ -39,6 +40,8 @@ def load(
     weights: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     verify_weights: bool = True,
     map_weights: bool = False,
+    share_weights: bool = True,
+    trusted_keys: Key | Iterable[Key] | None = None,
     plan_cache_size: int = 8,
     temporary_directory: str | os.PathLike[str] | None = None,
     device: int = 0,
@@ -46,7 +49,6 @@ def load(
     graphs: bool = True,
     early_start: bool = True,
     poison: bool = False,
-    trusted_keys: Key | Iterable[Key] | None = None,
 ) -> Model:
     """Loads an artifact from a path or from its bytes.
 
@@ -55,18 +57,20 @@ def load(
     `weights`: for artifacts built without them, the arrays by name, or the path of the external file.
     `verify_weights`: refuse weights that differ from those of the build.
     `map_weights`: use the mapped file instead of a copy in huge pages: less memory, often slower.
+    `share_weights`: constants that another model of this process has too are in memory once; without it, the model has
+    all of its own, as on machines with several memory nodes, where each shall have them near.
+    `trusted_keys`: load nothing but what one of these Ed25519 keys signed (`aotc sign`): paths of PEM files of public
+    keys, or 32 raw bytes each. That is decided before code or weights are looked at. Not together with `map_weights`;
+    weights from elsewhere are then verified always.
     `plan_cache_size`: for how many shapes each session keeps its plan.
     `temporary_directory`: a private folder for code, where the system forbids memfd_create.
     `device`: the number of the GPU, for code that runs on one; `context`: a CUcontext instead of its primary one.
     `graphs`: on a GPU, launch a run as one CUDA graph; without, kernel by kernel, with the same bits. `early_start`:
     kernels may start before those ahead of them have ended, and wait inside; without it too, the bits are the same.
     `poison`: on a GPU, fill intermediate values and results with NaN before each run: for tests.
-    `trusted_keys`: take the artifact only if one of these Ed25519 keys signed it (`aotc sign`): paths of PEM files, PEM
-    text, or keys of 32 bytes. Decided before code or weights are looked at; weights from elsewhere must then be those
-    of the build, whatever `verify_weights` says. Needs the system's libcrypto.
 
-    Raises ArtifactError for a file that is damaged, of another version or not signed by a trusted key, TargetError
-    where it has no code for this machine.
+    Raises ArtifactError for a file that is damaged, of another version or not signed as asked, TargetError where it has
+    no code for this machine, OptionError for what is no public key.
     """
     return Model(
         artifact,
@@ -75,6 +79,8 @@ def load(
         weights=weights,
         verify_weights=verify_weights,
         map_weights=map_weights,
+        share_weights=share_weights,
+        trusted_keys=trusted_keys,
         plan_cache_size=plan_cache_size,
         temporary_directory=temporary_directory,
         device=device,
@@ -82,7 +88,6 @@ def load(
         graphs=graphs,
         early_start=early_start,
         poison=poison,
-        trusted_keys=trusted_keys,
     )
 
 

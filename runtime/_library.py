@@ -78,6 +78,18 @@ class LoadOptions(ctypes.Structure):
     )
 
 
+class StatisticsInfo(ctypes.Structure):
+    """aot_statistics"""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_size_t),
+        ("sessions", _U64),
+        ("run_ns", _U64),
+        ("by_status", _U64 * 16),
+        ("by_reason", _U64 * 64),
+    )
+
+
 class ProgramInfo(ctypes.Structure):
     """aot_program_info"""
 
@@ -221,6 +233,8 @@ class DimValue(ctypes.Structure):
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "aot_version": (_TEXT, ()),
     "aot_status_name": (_TEXT, (_I32,)),
+    "aot_reason_name": (_TEXT, (_I32,)),
+    "aot_status_advice": (_I32, (_I32, _I32)),
     "aot_target_supported": (_I32, (_TEXT,)),
     "aot_this_machine": (None, (_I32, _POINTER)),
     "aot_target_rank": (_I32, (_TEXT, _I32, _POINTER, _TEXT, ctypes.c_size_t)),
@@ -245,6 +259,9 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "aot_model_program_step_loc": (_TEXT, (_POINTER, _U32, _U32, _U32)),
     "aot_model_meta": (_POINTER, (_POINTER, _POINTER)),
     "aot_model_weight_bytes": (_U64, (_POINTER,)),
+    "aot_model_shared_weight_bytes": (_U64, (_POINTER,)),
+    "aot_model_check": (_I32, (_POINTER, _POINTER, _U32, _POINTER)),
+    "aot_model_statistics": (None, (_POINTER, _POINTER)),
     "aot_model_device": (_I32, (_POINTER,)),
     "aot_device_allocate": (_I32, (_POINTER, ctypes.c_size_t, _POINTER, _POINTER)),
     "aot_device_free": (None, (_POINTER, _POINTER)),
@@ -376,6 +393,8 @@ def exception(status: int, error: Error) -> AotError:
         hint = f"{hint} {conversion(wanted, found)}".rstrip()
     made = kind(text, where=error.where.decode(errors="replace"), hint=hint)
     made.status = status
+    if error.reason:
+        made.reason = library().aot_reason_name(error.reason).decode()
     return made
 
 

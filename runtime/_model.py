@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from aot.errors import ArtifactError, GuardError, RunError
 from aot.runtime import _library as native
 from aot.runtime import _tensors
-from aot.runtime._specs import DimSpec, ProgramSpec, StateSpec, TensorSpec, TraceStep
+from aot.runtime._specs import DimSpec, ProgramSpec, StateSpec, Statistics, TensorSpec, TraceStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from aot.runtime._times import Times
     from aot.runtime.keys import Key
 
-_MAP_WEIGHTS, _ANY_WEIGHTS = 1, 2
+_MAP_WEIGHTS, _ANY_WEIGHTS, _OWN_WEIGHTS = 1, 2, 4
 _PROFILE, _NO_GRAPH, _FULL_EDGES, _POISON = 1, 4, 8, 16
 _NUMBERS = (int, float, bool)  # of Python, which stand for an input of one element
 _LONGEST_SECONDS = 1e9  # a longer timeout is none
@@ -63,6 +63,8 @@ class Model:
         weights: str | os.PathLike[str] | Mapping[str, Any] | None = None,
         verify_weights: bool = True,
         map_weights: bool = False,
+        share_weights: bool = True,
+        trusted_keys: Key | Iterable[Key] | None = None,
         plan_cache_size: int = 8,
         temporary_directory: str | os.PathLike[str] | None = None,
         device: int = 0,
@@ -70,7 +72,6 @@ class Model:
         graphs: bool = True,
         early_start: bool = True,
         poison: bool = False,
-        trusted_keys: Key | Iterable[Key] | None = None,
     ) -> None:
         if threads is not None and not (isinstance(threads, int) and 1 <= threads < 1 << 31):
             raise RunError(f"threads must be a number, at least 1, got {threads!r}")
@@ -84,12 +85,13 @@ class Model:
         options = native.info(native.LoadOptions)
         options.target = target.encode() if target else None
         options.flags = (_MAP_WEIGHTS if map_weights else 0) | (0 if verify_weights else _ANY_WEIGHTS)
+        options.flags |= 0 if share_weights else _OWN_WEIGHTS
         options.temporary_directory = os.fsencode(temporary_directory) if temporary_directory else None
         options.device, options.context = device, context
         if trusted_keys is not None:
-            from aot.runtime.keys import trusted_keys as as_keys
+            from aot.runtime.keys import trusted_keys as keys_of
 
-            keys = as_keys(trusted_keys)
+            keys = keys_of(trusted_keys)
             options.trusted_keys, options.trusted_key_count = b"".join(keys), len(keys)
         keep: list[Any] = []
         if isinstance(weights, Mapping):
@@ -270,8 +272,22 @@ class Model:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of constants in memory."""
+        """Bytes of constants in memory, also those that other models share."""
         return int(self._lib.aot_model_weight_bytes(self._live))
+
+    @property
+    def shared_weight_bytes(self) -> int:
+        """Of `weight_bytes`, those that other models of this process hold too now: closing this one frees the others."""
+        return int(self._lib.aot_model_shared_weight_bytes(self._live))
+
+    @property
+    def statistics(self) -> Statistics:
+        """How the runs of this model ended so far; those that numpy or Python refused before are not among them."""
+        found = native.info(native.StatisticsInfo)
+        self._lib.aot_model_statistics(self._live, ctypes.byref(found))
+        ended = {self._lib.aot_status_name(i).decode(): int(n) for i, n in enumerate(found.by_status) if n}
+        reasons = {self._lib.aot_reason_name(i).decode(): int(n) for i, n in enumerate(found.by_reason) if i and n}
+        return Statistics(int(found.by_status[0]), found.run_ns * 1e-9, {k: n for k, n in ended.items() if k != "ok"}, reasons)
 
     @property
     def memory_bytes(self) -> int:

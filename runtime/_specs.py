@@ -56,6 +56,20 @@ class ProgramSpec(NamedTuple):
     host_steps: int = 0
 
 
+class Statistics(NamedTuple):
+    """How the runs of a model ended since it was loaded, traced ones apart.
+
+    `runs` ended well and took `run_seconds` together (on a GPU, runs that were only put into a stream count until they
+    were). `failures` are the others by status, such as {"guard": 2}, `reasons` those by aot_reason, such as
+    {"dtype": 1, "range": 1}.
+    """
+
+    runs: int
+    run_seconds: float
+    failures: dict[str, int]
+    reasons: dict[str, int]
+
+
 class TraceTensor(NamedTuple):
     """A tensor that a step wrote: its name in the user's model ("" where it has none), element type and array.
 

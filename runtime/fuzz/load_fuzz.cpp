@@ -86,6 +86,11 @@ void release(void *, void *pointer, size_t bytes) { arena.release(pointer, bytes
 
 const aot_allocator kAllocator = {sizeof kAllocator, nullptr, allocate, release};
 
+// Made from a private key of zeros, which signed some of the seeds.
+constexpr uint8_t kTrustedKey[32] = {0x3b, 0x6a, 0x27, 0xbc, 0xce, 0xb6, 0xa4, 0x2d, 0x62, 0xa3, 0xa8,
+                                     0xd0, 0x2a, 0x6f, 0x0d, 0x73, 0x65, 0x32, 0x15, 0x77, 0x1d, 0xe2,
+                                     0x43, 0xa6, 0x3a, 0xc0, 0x48, 0xa1, 0x8b, 0x59, 0xda, 0x29};
+
 // Reads every byte, so that a sanitizer sees what may not be read.
 volatile unsigned touched;
 void touch(const void *data, size_t bytes) {
@@ -327,7 +332,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     options.struct_size = sizeof options;
     options.allocator = &kAllocator;
     options.flags = (random.one_in(4) ? static_cast<uint32_t>(AOT_LOAD_MAP_WEIGHTS) : 0u) |
-                    (random.one_in(16) ? 0u : static_cast<uint32_t>(AOT_LOAD_ANY_WEIGHTS));
+                    (random.one_in(16) ? 0u : static_cast<uint32_t>(AOT_LOAD_ANY_WEIGHTS)) |
+                    (random.one_in(4) ? static_cast<uint32_t>(AOT_LOAD_OWN_WEIGHTS) : 0u);
+    const bool is_trusted_only = random.one_in(8);
+    if (is_trusted_only) options.trusted_keys = kTrustedKey, options.trusted_key_count = 1;
     aot_error error = {};
     error.struct_size = sizeof error;
     aot_model *model = nullptr;
@@ -349,6 +357,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     MUST((status == AOT_OK) == (model != nullptr));
     if (model) {
+        // A second one shares the constants of the first, which goes before it or after it.
+        aot_model *again = nullptr;
+        if (random.one_in(4) && aot_model_load_memory(data, size, &options, &again, &error) == AOT_OK && random.one_in(2)) {
+            std::swap(model, again);
+        }
+        aot_model_unload(again);
         use(model, random);
         aot_model_unload(model);
     } else {

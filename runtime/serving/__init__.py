@@ -17,6 +17,7 @@ from aot.runtime.serving.judge import Judge
 from aot.runtime.serving.links import OnnxRuntime
 from aot.runtime.serving.policy import CanaryPolicy
 from aot.runtime.serving.records import OUTCOMES, Pair, Record, Request, from_json, read_records, to_json
+from aot.runtime.serving.selftest import Check, Latency, SelfTest, self_test
 from aot.runtime.serving.verdict import Evidence, Verdict
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "BreakerPolicy",
     "Canary",
     "CanaryPolicy",
+    "Check",
     "Deployment",
     "DeploymentPolicy",
     "ErrorDistribution",
@@ -32,17 +34,20 @@ __all__ = [
     "Evidence",
     "Expected",
     "Judge",
+    "Latency",
     "LinkError",
     "OnnxRuntime",
     "Pair",
     "Record",
     "RefusedError",
     "Request",
+    "SelfTest",
     "Verdict",
     "WorkerPolicy",
     "expected_of",
     "expected_to_json",
     "from_json",
     "read_records",
+    "self_test",
     "to_json",
 ]

@@ -7,8 +7,11 @@
 
 namespace aot {
 
-inline constexpr size_t kSharedBytes = 16 << 10;  // smaller constants are copied: four pages, so that few bytes are
-                                                  // lost at the two ends of one that goes alone
+#ifndef AOT_SHARED_BYTES
+#define AOT_SHARED_BYTES (16 << 10)
+#endif
+// Smaller constants are copied: four pages, so that few bytes are lost at the two ends of one that goes alone.
+inline constexpr size_t kSharedBytes = AOT_SHARED_BYTES;
 
 // Memory of constants, of one model or of several. Goes with the last that holds it.
 class Slab {

@@ -193,7 +193,7 @@ def test_hostile_records(record: layout.Record, dense_bytes: bytes, flow_bytes: 
     size = record.size_bytes
     with_flow = record.section in (Section.FLOW, Section.PROGRAMS)
     original = sections_of(host_bytes if record.section == Section.HOST else flow_bytes if with_flow else dense_bytes)
-    original.setdefault(record.section, bytes(2 * size))  # signatures
+    original.setdefault(record.section, bytearray(2 * size))  # signatures
     rows = len(original[record.section]) // size
     for row in sorted({0, rows // 2, rows - 1}):
         for position in range(row * size, (row + 1) * size, 4):

@@ -264,13 +264,14 @@ def test_build_commands_are_those_that_were_given(tmp_path: Path) -> None:
         "host_steps": False, "weights": "external", "strip_debug": True, "quantization": "ab" * 32,
         "disable": ["fold:1"], "bisect": 3,
     }  # fmt: skip
-    meta = {"source": {"file": "my net.onnx"}, "options": options, "self_test": {"inputs": 4}}
+    meta = {"source": {"file": "my net.onnx"}, "options": options, "self_test": {"inputs": 4, "data": "d.npz"}}
     line = build_command(meta, tmp_path / "a b.aot", ("cuda:sm_89",))
     assert line.startswith("aotc build 'my net.onnx' --target cuda:sm_89 --target cpu:x86-64-v3 --dim batch=1..64 ")
     for part in (
         "--dim n=8", "--dim m=2..", "--variant batch=1,8", "--variant m=4", "--set 'k=[1,2]'", "--set 's p=3'",
         "--override w", "--trust-pickle", "--precision bf16", "--io-dtype fp16", "--exact", "--no-host-steps",
-        "--weights external", "--strip-debug", "--quantize", "--disable fold:1", "--bisect 3", "--self-test 4",
+        "--weights external", "--strip-debug", "--quantize", "--disable fold:1", "--bisect 3",
+        "--self-test 4 --self-test-data d.npz",
     ):  # fmt: skip
         assert part in line
     assert build_command({}, tmp_path / "x.aot", ("cpu",)) == f"aotc build MODEL --target cpu -o {tmp_path / 'x.aot'}"

@@ -21,7 +21,7 @@ from onnx import helper, numpy_helper
 
 import aot
 from aot import dims, dtypes, recipe
-from aot.artifacts import layout
+from aot.artifacts import layout, signatures
 from aot.artifacts.layout import Section
 from aot.artifacts.table import read_entries
 from aot.artifacts.write import assemble
@@ -333,11 +333,25 @@ def built_seeds() -> Iterator[tuple[str, bytes]]:
             yield f"built-{name}", without_code(built.data)
 
 
+def signed_seeds() -> Iterator[tuple[str, bytes]]:
+    """Artifacts with one and with several signatures; the harness trusts the key that is made from zeros."""
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    def private(byte: int) -> bytes:
+        key = Ed25519PrivateKey.from_private_bytes(bytes([byte]) * 32)
+        return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+
+    data = signatures.sign(handmade.artifact(dense()).data, private(0))
+    yield "signed-one", data
+    yield "signed-three", signatures.sign(signatures.sign(data, private(1)), private(2))
+
+
 def main(folder: str) -> None:
     """Writes every seed into the folder."""
     # Small files are faster to mutate, and readers take the alignment from the file.
     with mock.patch.object(layout, "WEIGHTS_ALIGN_BYTES", layout.SECTION_ALIGN_BYTES):
-        for make in (handmade_seeds, built_seeds):
+        for make in (handmade_seeds, built_seeds, signed_seeds):
             for name, data in make():
                 (Path(folder) / f"seed-{name}.aot").write_bytes(data)
 

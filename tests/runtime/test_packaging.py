@@ -85,6 +85,7 @@ def test_structs_have_the_layout_of_the_header(tmp_path: Path) -> None:
         "aot_error": _library.Error,
         "aot_named_tensor": _library.NamedTensor,
         "aot_load_options": _library.LoadOptions,
+        "aot_statistics": _library.StatisticsInfo,
         "aot_program_info": _library.ProgramInfo,
         "aot_port_info": _library.PortInfo,
         "aot_dim_info": _library.DimInfo,

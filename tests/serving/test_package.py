@@ -41,7 +41,7 @@ def check_descriptor(folder: Path, descriptor: dict[str, Any]) -> bytes:
     """The rules of image-spec/descriptor.md; the blob."""
     assert MEDIA_TYPE.fullmatch(descriptor["mediaType"])
     assert re.fullmatch(r"sha256:[a-f0-9]{64}", descriptor["digest"])
-    data = (folder / "blobs" / "sha256" / descriptor["digest"][7:]).read_bytes()
+    data: bytes = (folder / "blobs" / "sha256" / descriptor["digest"][7:]).read_bytes()
     assert type(descriptor["size"]) is int and len(data) == descriptor["size"]
     assert hashlib.sha256(data).hexdigest() == descriptor["digest"][7:]
     check_annotations(descriptor.get("annotations", {}))

@@ -7,6 +7,7 @@
 
 #include <aot/runtime.h>
 
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <initializer_list>
@@ -24,18 +25,20 @@ inline namespace cpp1 {
 // A failed call, in the names of the user's model.
 class Error : public std::runtime_error {
 public:
-    Error(int32_t status, std::string where, std::string message, std::string hint)
+    Error(int32_t status, std::string where, std::string message, std::string hint, int32_t reason = AOT_REASON_NONE)
         : std::runtime_error((where.empty() ? "" : where + ": ") + message + (hint.empty() ? "" : "\n  hint: " + hint)),
-          status_(status), where_(std::move(where)), message_(std::move(message)), hint_(std::move(hint)) {}
-    explicit Error(const aot_error &error) : Error(error.status, error.where, error.message, error.hint) {}
+          status_(status), reason_(reason), where_(std::move(where)), message_(std::move(message)), hint_(std::move(hint)) {}
+    explicit Error(const aot_error &error) : Error(error.status, error.where, error.message, error.hint, error.reason) {}
 
     int32_t status() const noexcept { return status_; }  // an aot_status
+    int32_t reason() const noexcept { return reason_; }  // an aot_reason
+    int32_t advice() const noexcept { return aot_status_advice(status_, reason_); }  // an aot_advice
     const std::string &where() const noexcept { return where_; }
     const std::string &message() const noexcept { return message_; }
     const std::string &hint() const noexcept { return hint_; }
 
 private:
-    int32_t status_;
+    int32_t status_, reason_;
     std::string where_, message_, hint_;
 };
 
@@ -170,6 +173,8 @@ struct LoadOptions {
     std::string target;  // empty: what fits this machine best
     bool map_weights = false;
     bool any_weights = false;
+    bool own_weights = false;                              // share none with other models of the process
+    std::vector<std::array<uint8_t, 32>> trusted_keys;     // raw Ed25519 public keys; empty: any artifact is loaded
     std::vector<std::pair<std::string, Tensor>> weights;
     std::string weights_path;         // empty: beside the artifact
     std::string temporary_directory;  // empty: none
@@ -237,6 +242,25 @@ public:
         const char *text = aot_model_meta(handle(), &bytes);
         return {text, bytes};
     }
+    // Throws Error where a guard refuses the inputs, as a run would; needs no session.
+    void check(const std::vector<Tensor> &inputs) const {
+        std::vector<aot_tensor> tensors;
+        std::vector<const aot_tensor *> pointers;
+        for (const Tensor &tensor : inputs) tensors.push_back(tensor.c_tensor());
+        for (const aot_tensor &tensor : tensors) pointers.push_back(&tensor);
+        detail::check([&](aot_error *error) {
+            return aot_model_check(handle(), pointers.data(), static_cast<uint32_t>(pointers.size()), error);
+        });
+    }
+    // What the runs of all its sessions came to.
+    aot_statistics statistics() const noexcept {
+        aot_statistics found = detail::sized<aot_statistics>();
+        aot_model_statistics(handle(), &found);
+        return found;
+    }
+    uint64_t weight_bytes() const noexcept { return aot_model_weight_bytes(handle()); }
+    // Of these, bytes that other models of the process hold too.
+    uint64_t shared_weight_bytes() const noexcept { return aot_model_shared_weight_bytes(handle()); }
     // The GPU that it runs on; none: the CPU.
     std::optional<int32_t> device() const noexcept {
         const int32_t ordinal = aot_model_device(handle());
@@ -251,6 +275,9 @@ private:
         given.target = detail::text_or_null(options.target);
         if (options.map_weights) given.flags |= AOT_LOAD_MAP_WEIGHTS;
         if (options.any_weights) given.flags |= AOT_LOAD_ANY_WEIGHTS;
+        if (options.own_weights) given.flags |= AOT_LOAD_OWN_WEIGHTS;
+        given.trusted_keys = options.trusted_keys.empty() ? nullptr : options.trusted_keys[0].data();
+        given.trusted_key_count = static_cast<uint32_t>(options.trusted_keys.size());
         std::vector<aot_tensor> tensors;
         std::vector<aot_named_tensor> named;
         for (const auto &weight : options.weights) tensors.push_back(weight.second.c_tensor());
