@@ -162,15 +162,17 @@ def ceilings_of(model: Any, threads: int) -> Ceilings:
         for each in ARCHITECTURES.values():
             if each.capability == capability and not each.ptx:
                 half, single = each.numbers["half_flops_per_us"] * 1e6, each.numbers["fp32_flops_per_us"] * 1e6
-                flops = {"half": half, "tf32": half / 2, "fp32": single}
+                flops = {"8-bit": 2 * half, "half": half, "tf32": half / 2, "fp32": single}
                 return Ceilings(memory, memory_from, flops, f"aotc's data of {each.name} ({each.device}), not measured")
         unknown = f"aotc has no data of compute capability {capability // 10}.{capability % 10}"
         return Ceilings(memory, memory_from, {}, unknown)
     memory = cpu_copy_rate(threads)
     copied = f"a copy of {_COPIED_BYTES >> 20} MB by {threads} thread{'s' if threads > 1 else ''}, measured now"
-    return Ceilings(
-        memory, copied, {"fp32": cpu_flops() * threads}, f"a product by numpy, per core x {threads}, measured now"
-    )
+    single = cpu_flops() * threads
+    # A dot product adds four products of 8 bits, or two of bf16, where a plain one adds one.
+    flops = {"8-bit": 4 * single, "half": 2 * single, "fp32": single}
+    measured = f"a product by numpy, per core x {threads}, measured now; 8-bit and half are 4 and 2 times fp32"
+    return Ceilings(memory, copied, flops, measured)
 
 
 def cpu_copy_rate(threads: int) -> float:

@@ -106,11 +106,16 @@ class Profile:
 
 
 def unit_of(kernel: KernelCode, precision: str) -> str:
-    """What does a kernel's arithmetic: "half" or "tf32", of tensor cores, or "fp32"."""
-    is_product = "tl.dot(" in kernel.source if kernel.source else kernel.kind.lower() in _PRODUCTS
-    if kernel.image is None or not is_product:
+    """What does the arithmetic: tensor cores or dot products ("8-bit", "half", "tf32"), or plain units ("fp32")."""
+    source = kernel.source
+    if kernel.image is None:
+        return "8-bit" if "vpdpbusd" in source else "half" if "vdpbf16ps" in source else "fp32"
+    is_product = "tl.dot(" in source if source else kernel.kind.lower() in _PRODUCTS
+    if not is_product:
         return "fp32"
-    first = kernel.source.split("\n", 1)[0]  # the types of its pointers are there
+    if "out_dtype=tl.int32" in source or "max_num_imprecise_acc=" in source:
+        return "8-bit"
+    first = source.split("\n", 1)[0]  # the types of its pointers are there
     if precision in ("fp16", "bf16") or re.search(r"\*(fp|bf)16", first):
         return "half"
     return "tf32" if precision == "tf32" else "fp32"

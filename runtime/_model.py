@@ -277,7 +277,7 @@ class Model:
 
     @property
     def shared_weight_bytes(self) -> int:
-        """Of `weight_bytes`, those that other models of this process hold too now: closing this one frees the others."""
+        """Of `weight_bytes`, those that other models of this process hold too: closing this one frees the rest."""
         return int(self._lib.aot_model_shared_weight_bytes(self._live))
 
     @property
@@ -287,7 +287,9 @@ class Model:
         self._lib.aot_model_statistics(self._live, ctypes.byref(found))
         ended = {self._lib.aot_status_name(i).decode(): int(n) for i, n in enumerate(found.by_status) if n}
         reasons = {self._lib.aot_reason_name(i).decode(): int(n) for i, n in enumerate(found.by_reason) if i and n}
-        return Statistics(int(found.by_status[0]), found.run_ns * 1e-9, {k: n for k, n in ended.items() if k != "ok"}, reasons)
+        return Statistics(
+            int(found.by_status[0]), found.run_ns * 1e-9, {k: n for k, n in ended.items() if k != "ok"}, reasons
+        )
 
     @property
     def memory_bytes(self) -> int:

@@ -339,11 +339,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     aot_error error = {};
     error.struct_size = sizeof error;
     aot_model *model = nullptr;
+    Given given;
     int32_t status = aot_model_load_memory(data, size, &options, &model, &error);
     if (status == AOT_ERROR_WEIGHTS) {
         // Once more, with weights of the caller or a file of them.
         MUST(!model);
-        Given given;
         if (random.one_in(8)) {
             options.weights_path = weights_file();
         } else {

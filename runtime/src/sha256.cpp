@@ -193,6 +193,7 @@ bool Digest::operator==(const Digest &other) const { return memcmp(bytes, other.
 Sha256::Sha256() { memcpy(state_, kStart, sizeof state_); }
 
 void Sha256::add(const void *data, size_t bytes) {
+    if (!bytes) return;  // `data` may be NULL then, which memcpy may not be given
     const uint8_t *from = static_cast<const uint8_t *>(data);
     total_ += bytes;
     if (pending_bytes_) {

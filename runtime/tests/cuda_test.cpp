@@ -360,9 +360,12 @@ void weights_are_shared() {
     aot_model *first = load();
     const long copied = fake_count("copy_in");
     CHECK(copied == 4096 * 4);
+    CHECK(aot_model_shared_weight_bytes(first) == 0);
     aot_model *second = load();
     CHECK(fake_count("copy_in") == copied);
+    CHECK(aot_model_shared_weight_bytes(first) == 4096 * 4 && aot_model_shared_weight_bytes(second) == 4096 * 4);
     aot_model_unload(first);
+    CHECK(aot_model_shared_weight_bytes(second) == 0 && aot_model_weight_bytes(second) >= 4096 * 4);
     aot_session *session = session_of(second);
     Case c(8);
     CHECK(c.run(session) == AOT_OK && c.right());
@@ -459,6 +462,13 @@ void sticky_error() {
     CHECK_TEXT(error.hint, "restart the process");
     CHECK(c.run(session, &error) == AOT_ERROR_DEVICE);
     CHECK(strcmp(aot_status_name(error.status), "device") == 0);
+    CHECK(error.reason == AOT_REASON_DEVICE_LOST);
+    CHECK(aot_status_advice(error.status, error.reason) == AOT_ADVICE_RESTART);
+    aot_statistics counts = {};
+    counts.struct_size = sizeof counts;
+    aot_model_statistics(model, &counts);
+    CHECK(counts.by_status[AOT_OK] == 1 && counts.by_status[AOT_ERROR_DEVICE] == 2);
+    CHECK(counts.by_reason[AOT_REASON_DEVICE_LOST] == 2);
     aot_session_destroy(session);
     aot_model_unload(model);
     fake_fail(0, 0);
@@ -561,7 +571,7 @@ void every_error_at_every_call() {
                 const int32_t status = all_of_it(flags, &error);
                 failed += status != AOT_OK;
                 CHECK(status == error.status && (status == AOT_OK || (*error.message && status != AOT_ERROR_INTERNAL)));
-                CHECK(status != AOT_ERROR_DEVICE || code < 700 || code > 719 || strstr(error.hint, "restart the process"));
+                CHECK(status != AOT_ERROR_DEVICE || code < 700 || code > 719 || error.reason == AOT_REASON_DEVICE_LOST);
                 fake_fail(0, 0);
                 CHECK_CLEAN(0);
             }

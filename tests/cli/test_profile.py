@@ -238,6 +238,11 @@ def test_units_of_kernels() -> None:
     assert unit_of(replace(dot, source=""), "fp16") == "half"  # stripped: by its kind
     assert unit_of(replace(dot, source="", kind="map"), "fp16") == "fp32"
     assert unit_of(replace(dot, image=None), "fp16") == "fp32"
+    integers = replace(dot, source=dot.source.replace("b)", "b, acc, out_dtype=tl.int32)"))
+    assert unit_of(integers, "fp16") == unit_of(integers, "fp32") == "8-bit"
+    words = '__asm__("{} %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));'
+    on_cpu = {name: replace(dot, image=None, source=words.format(name)) for name in ("vpdpbusd", "vdpbf16ps")}
+    assert [unit_of(kernel, "bf16") for kernel in on_cpu.values()] == ["8-bit", "half"]
 
 
 def test_page_of_made_up_times() -> None:

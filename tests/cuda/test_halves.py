@@ -61,11 +61,11 @@ def run(assembly: str, given: dict[str, float | int]) -> dict[str, int]:
             registers[to] = of_halves(halves(names[0]) * halves(names[1]))
         elif operation == "fma.rn.f16x2":
             registers[to] = of_halves(halves(names[0]) * halves(names[1]) + halves(names[2]))
-        elif operation == "cvt.rni.s32.f32":
+        elif operation == "cvt.rni.s16.f32":
             number = float(value(names[0]))
-            registers[to] = 0 if np.isnan(number) else int(np.clip(np.rint(number), -(2.0**31), 2.0**31 - 1))
-        elif operation in ("min.s32", "max.s32"):
-            registers[to] = (min if operation[:3] == "min" else max)(int(value(names[0])), int(value(names[1])))
+            registers[to] = 0 if np.isnan(number) else int(np.clip(np.rint(number), -(2.0**15), 2.0**15 - 1))
+        elif operation == "cvt.s32.s16":
+            registers[to] = int(value(names[0]))
         elif operation == "add.s32":
             registers[to] = int(value(names[0])) + int(value(names[1]))
             assert abs(registers[to]) < 2**31

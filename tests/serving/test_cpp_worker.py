@@ -135,7 +135,8 @@ def test_models_come_and_go_in_threads(tmp_path: Path, versions: list[Path]) -> 
     flags = ["-std=c++17", "-O1", *WARNINGS, f"-I{RUNTIME / 'include'}", f"-L{lib}", f"-Wl,-rpath,{lib}"]
     source, program = RUNTIME / "tests" / "models_test.cpp", tmp_path / "models_test"
     subprocess.run(["g++", *flags, source, "-laot_runtime", "-pthread", "-o", program], check=True)
-    done = subprocess.run([program, "40", *versions], capture_output=True, text=True, timeout=300, check=False)
+    command: list[str | Path] = [program, "40", *versions]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
@@ -153,10 +154,11 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiled.returncode or subprocess.run([*fixed_addresses(), build / "probe"], check=False).returncode:
         pytest.skip("ThreadSanitizer does not work here")
     options = ["-DAOT_BUILD_TESTS=ON", "-DAOT_SANITIZE=thread", "-DCMAKE_CXX_COMPILER=g++", "-DCMAKE_C_COMPILER=gcc"]
-    for command in (
+    commands: tuple[list[str | Path], ...] = (
         ["cmake", "-S", RUNTIME, "-B", build, *options],
         ["cmake", "--build", build, "--parallel", "2", "--target", "worker_example", "models_test"],
-    ):
+    )
+    for command in commands:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     return build
@@ -180,7 +182,7 @@ def test_the_worker_has_no_data_race(sanitized: Path, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_loading_and_unloading_has_no_data_race(sanitized: Path, versions: list[Path]) -> None:
-    command = [*fixed_addresses(), sanitized / "models_test", "60", *versions]
+    command: list[str | Path] = [*fixed_addresses(), sanitized / "models_test", "60", *versions]
     environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr

@@ -193,27 +193,27 @@ class Counted:
         libc.free.argtypes = (ctypes.c_void_p,)
         self.live: dict[int, int] = {}
 
-        @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
         def allocate(_: int, size: int, alignment: int) -> int | None:
-            pointer: int | None = libc.aligned_alloc(
-                max(alignment, 64), -(-size // max(alignment, 64)) * max(alignment, 64)
-            )
+            unit = max(alignment, 64)
+            pointer: int | None = libc.aligned_alloc(unit, -(-size // unit) * unit)
             if pointer:
                 self.live[pointer] = size
             return pointer
 
-        @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
         def release(_: int, pointer: int, size: int) -> None:
             assert self.live.pop(pointer) == size
             libc.free(pointer)
 
-        self.functions = allocate, release
-        self.struct = Allocator(
-            ctypes.sizeof(Allocator), None, *(ctypes.cast(f, ctypes.c_void_p) for f in self.functions)
+        pointer_type, size_type = ctypes.c_void_p, ctypes.c_size_t
+        self.functions = (
+            ctypes.CFUNCTYPE(pointer_type, pointer_type, size_type, size_type)(allocate),
+            ctypes.CFUNCTYPE(None, pointer_type, pointer_type, size_type)(release),
         )
+        addresses = (ctypes.cast(function, ctypes.c_void_p) for function in self.functions)
+        self.struct = Allocator(ctypes.sizeof(Allocator), None, *addresses)
 
     @property
-    def bytes(self) -> int:
+    def live_bytes(self) -> int:
         return sum(self.live.values())
 
     def load(self, data: bytes, flags: int = 0) -> int:
@@ -232,19 +232,16 @@ def test_a_callers_memory_is_shared_where_the_allocator_is_the_same(stable: Path
     one, other = Counted(), Counted()
     data = stable.read_bytes(), candidate.read_bytes()
     first = one.load(data[0])
-    alone = one.bytes
+    alone = one.live_bytes
     assert alone > LAYERS * LAYER_BYTES
     ours, theirs = load(stable), other.load(data[0])
-    assert (
-        [lib.aot_model_shared_weight_bytes(each) for each in (first, theirs)]
-        == [0, 0]
-        == [ours.shared_weight_bytes] * 2
-    )
+    assert lib.aot_model_shared_weight_bytes(first) == lib.aot_model_shared_weight_bytes(theirs) == 0
+    assert ours.shared_weight_bytes == 0
     second = one.load(data[1])
     assert lib.aot_model_shared_weight_bytes(second) == (LAYERS - 1) * LAYER_BYTES
-    assert one.bytes < alone + 2 * LAYER_BYTES
+    assert one.live_bytes < alone + 2 * LAYER_BYTES
     lib.aot_model_unload(first)
-    assert (LAYERS - 1) * LAYER_BYTES < one.bytes < alone + LAYER_BYTES // 2
+    assert (LAYERS - 1) * LAYER_BYTES < one.live_bytes < alone + LAYER_BYTES // 2
     third = one.load(data[0], OWN)
     assert lib.aot_model_shared_weight_bytes(third) == lib.aot_model_shared_weight_bytes(second) == 0
     for handle in (third, second, theirs):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,12 +58,10 @@ def test_a_signed_artifact_loads_and_runs(tmp_path: Path) -> None:
     path, pem = tmp_path / "signed.aot", tmp_path / "release.pub.pem"
     path.write_bytes(SIGNED)
     pem.write_bytes(signatures.generate_key()[1] + _pem(PUBLIC))
-    for source, keys in (
-        (path, PUBLIC),
-        (SIGNED, [OTHER_PUBLIC, PUBLIC]),
-        (path, str(pem)),
-        (path, [pem, OTHER_PUBLIC]),
-    ):
+    ways: tuple[tuple[Path | bytes, Any], ...] = (
+        (path, PUBLIC), (SIGNED, [OTHER_PUBLIC, PUBLIC]), (path, str(pem)), (path, [pem, OTHER_PUBLIC]),
+    )  # fmt: skip
+    for source, keys in ways:
         with load(source, trusted_keys=keys) as model:
             np.testing.assert_array_equal(model(X), handmade.expected(X))
     twice = signatures.sign(SIGNED, OTHER_PRIVATE)
@@ -95,14 +94,12 @@ def _change_section(kind: Section, content: bytes) -> bytes:
     return replaced(SIGNED, {kind: content})
 
 
+OTHER_CODE = handmade.compiled(handmade.DENSE_SOURCE + "int more;")
 REFUSED = {
     "unsigned": (PLAIN, "it is not signed"),
     "by another": (signatures.sign(PLAIN, OTHER_PRIVATE), "none of its 1 signatures is by a trusted key"),
     "other meta": (_change_section(Section.META, b"{}"), "does not hold"),
-    "other code": (
-        _change_section(Section.CODE, handmade.compiled(handmade.DENSE_SOURCE + "int more;")),
-        "does not hold",
-    ),
+    "other code": (_change_section(Section.CODE, OTHER_CODE), "does not hold"),
 }
 
 
