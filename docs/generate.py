@@ -19,7 +19,7 @@ sys.path.insert(0, str(HERE.parent))
 from docs.generator import blocks, c_reference, python_reference  # noqa: E402
 
 GENERATED = {"reference_c.md": c_reference.reference, "reference_python.md": python_reference.reference}
-EXECUTED = ("c_api.md", "quantization.md", "recipes.md", "tour.md")
+EXECUTED = ("c_api.md", "deployment.md", "quantization.md", "recipes.md", "tour.md")
 
 
 def make(name: str) -> blocks.Page:

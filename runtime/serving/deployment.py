@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from random import random
 from typing import Any
 
 from aot.errors import AotError, RunError
@@ -34,6 +35,8 @@ from aot.runtime.serving.links import (
 from aot.runtime.serving.rollout import Rollout
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | Model
+_ALL = 2.0
+"""More than any share: every request goes the long way."""
 _TOTALS = (
     "refused", "swaps", "promotions", "rollbacks", "candidates_refused", "canary_failures", "records_lost",
     "records_dropped", "not_shadowed", "event_errors",
@@ -82,7 +85,7 @@ class Deployment:
         weakref.finalize(self, _end_all, self._live).atexit = False
         self._last_shadow: dict[str, Any] | None = None
         self._is_closed = False
-        self._is_plain = False
+        self._long_share = _ALL
         self.candidate_error: AotError | None = None
         self._onnx: OnnxSession | None = None
         self._absent: dict[str, str] = {}
@@ -131,8 +134,11 @@ class Deployment:
 
     def _update(self) -> None:
         """What every request looks at; with the lock, or before there are requests."""
-        is_idle = self._rollout is None or self._rollout.is_idle
-        self._is_plain = is_idle and self.policy.not_finite == "allow" and not self._is_closed
+        rollout = self._rollout
+        if self._is_closed or self.policy.not_finite != "allow" or (rollout and rollout.candidate.share > 0):
+            self._long_share = _ALL
+        else:
+            self._long_share = 0.0 if rollout is None else rollout.lot.share
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -284,10 +290,15 @@ class Deployment:
         `Model.run`. Raises GuardError where the inputs fit no link; where stable is the only link, what it raises;
         RefusedError, with what was tried, where none of several answers; LinkError after `close`.
         """
-        if not self._is_plain or deadline_seconds is not None or (state is not None and self._fallback):
-            return self.run_detailed(
-                inputs, key=key, sequence=sequence, deadline_seconds=deadline_seconds, outputs=outputs, state=state
+        # Of what must not go the long way, only requests that are shadowed do, and have a place in the queue.
+        share = self._long_share
+        if deadline_seconds is not None or state is not None or share == _ALL:
+            deadline = None if deadline_seconds is None else _deadline(deadline_seconds)
+            return self._answer(
+                Asked(inputs, sequence if key is None else key, sequence, deadline, outputs, state)
             ).outputs
+        if share and random() < share and (rollout := self._rollout) is not None and rollout.shadow.has_room():
+            return self._answer(Asked(inputs, sequence if key is None else key, sequence, None, outputs), True).outputs
         # The short way: what follows costs about a microsecond beside the run.
         lock = self._lock
         with lock:
@@ -295,12 +306,12 @@ class Deployment:
             is_usable = version.breaker.is_closed and not self._is_closed
             version.in_flight += is_usable
         if not is_usable:
-            return self.run_detailed(inputs, key=key, sequence=sequence, outputs=outputs, state=state).outputs
+            return self._answer(Asked(inputs, sequence if key is None else key, sequence, None, outputs)).outputs
         try:
-            results = version.model.run(inputs, outputs=outputs, state=state)
+            results = version.model.run(inputs, outputs=outputs)
         except Exception as failure:
             self._leave(version, cause_of(failure))
-            return self._after(failure, Asked(inputs, key, sequence, None, outputs, state))
+            return self._after(failure, Asked(inputs, key, sequence, None, outputs))
         except BaseException:
             self._leave(version, "")
             raise
@@ -343,12 +354,11 @@ class Deployment:
         state: Mapping[str, Any] | None = None,
     ) -> Answer:
         """As `run`, and says which link answered, and why others did not."""
-        deadline = None
-        if deadline_seconds is not None:
-            if not deadline_seconds > 0:
-                raise RunError(f"deadline_seconds must be a positive number of seconds, got {deadline_seconds!r}")
-            deadline = time.monotonic() + deadline_seconds
-        asked = Asked(inputs, sequence if key is None else key, sequence, deadline, outputs, state)
+        deadline = None if deadline_seconds is None else _deadline(deadline_seconds)
+        return self._answer(Asked(inputs, sequence if key is None else key, sequence, deadline, outputs, state))
+
+    def _answer(self, asked: Asked, is_drawn: bool | None = None) -> Answer:
+        """The long way. `is_drawn`: it is shadowed, if stable answers it; None: that is to be drawn."""
         with self._lock:
             self._check_open()
             version, rollout = self._stable, self._rollout
@@ -359,7 +369,7 @@ class Deployment:
             if rollout is None:
                 return self._chain.answer(version, asked, [])
             if not rollout.takes(asked):
-                return rollout.beside(version, asked)
+                return rollout.beside(version, asked, is_drawn)
             tried: list[tuple[str, str]] = []
             return rollout.ask(version, asked, tried) or self._chain.answer(version, asked, tried)
         finally:
@@ -463,6 +473,13 @@ class Deployment:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _deadline(seconds: float) -> float:
+    """On the clock of time.monotonic; raises RunError for what is no positive number."""
+    if not seconds > 0:
+        raise RunError(f"deadline_seconds must be a positive number of seconds, got {seconds!r}")
+    return time.monotonic() + seconds
 
 
 def _end_all(rollouts: list[Rollout]) -> None:

@@ -43,11 +43,6 @@ class Rollout:
         """Begins to call a function now and then, which calls `tend`."""
         self._turn = Turn("aot-serving-turn", TEND_SECONDS, turn)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request has anything to do with the candidate."""
-        return self.candidate.share <= 0 and self.lot.share <= 0
-
     # Requests
 
     def takes(self, asked: Asked) -> bool:
@@ -93,9 +88,14 @@ class Rollout:
         self._chain.succeeded("candidate", candidate.breaker)
         return Answer(results, "candidate", candidate.number, (), reply.seconds, reply.hop_seconds)
 
-    def beside(self, version: Version, asked: Asked) -> Answer:
-        """Stable's answer to a request that does not go to the candidate; shadowed or recorded where it is drawn."""
-        if self.lot.draws(asked.sequence):
+    def beside(self, version: Version, asked: Asked, is_drawn: bool | None) -> Answer:
+        """Stable's answer to a request that does not go to the candidate; shadowed or recorded where it is drawn.
+
+        Only requests with a state are shadowed by their sequence. `is_drawn`: None where that is to be found out here.
+        """
+        if is_drawn is None:
+            is_drawn = self.lot.draws(asked.sequence if asked.state else None)
+        if is_drawn:
             return self._shadowed(version, asked)
         if self.canary is not None and self.candidate.is_control(asked.key):
             return self._recorded(version, asked)

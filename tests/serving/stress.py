@@ -176,9 +176,9 @@ class Stress:
             self.outcome.changed_later += changed
 
     def _change(self) -> None:
+        part = self._requests / (self._swaps + 1)
         for step in range(self._swaps):
-            while self._done < self._requests * step / (self._swaps + 1):
-                time.sleep(0.005)
+            self._wait_for(part if step else 0)
             index = step % len(self._served)
             deployment, served = self._deployments[index], self._served[index]
             running = deployment.statistics()["candidate"]
@@ -192,12 +192,19 @@ class Stress:
             self.outcome.swaps += 1
             deployment.start_candidate(served.artifacts[0], test_faults=self._faults[step % len(self._faults)])
             self._candidates.add((index, deployment.statistics()["candidate"]["number"]))
+        self._wait_for(part if self._swaps else 0)
         for index, deployment in enumerate(self._deployments):
             running = deployment.statistics()["candidate"]
             if running is not None:
                 self.outcome.restarts += running.get("restarts", 0)
                 deployment.roll_back("the end")
                 self._rolled_back[index, running["number"]] = time.monotonic()
+
+    def _wait_for(self, requests: float) -> None:
+        """Until so many more were answered."""
+        end = self._done + requests
+        while self._done < end:
+            time.sleep(0.005)
 
     def _judge(self) -> None:
         outcome = self.outcome

@@ -509,6 +509,24 @@ def test_self_tests_run_before_traffic(deploy: Deployments, tmp_path: Path, isol
     assert deployment.statistics()["stable"]["number"] == 1
 
 
+@pytest.mark.parametrize("isolation", ["process", "none"])
+def test_an_unsigned_candidate_is_refused(deploy: Deployments, isolation: str) -> None:
+    pytest.importorskip("cryptography")
+    from aot.artifacts import signatures
+
+    private, public = signatures.generate_key()
+    data = models.dense()
+    signed = signatures.sign(data, private)
+    policy = DeploymentPolicy(candidate_share=1.0, shadow_share=0.0, isolation=isolation)
+    deployment = deploy(signed, data, policy=policy, load_options={"threads": 1, "trusted_keys": [public]})
+    assert "sign" in str(deployment.candidate_error)
+    np.testing.assert_array_equal(deployment.run({"x": X})["y"], Y)
+    with pytest.raises(ArtifactError, match="sign"):
+        deployment.start_candidate(signatures.sign(data, signatures.generate_key()[0]))
+    deployment.start_candidate(signed)
+    assert deployment.run_detailed({"x": X}).link == "candidate"
+
+
 def test_other_dtypes_and_extents_are_refused() -> None:
     from aot.runtime import TensorSpec
     from aot.runtime.serving.checks import check_interface

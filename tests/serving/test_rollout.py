@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from aot.errors import GuardError, RunError
-from aot.runtime.serving import Canary, Deployment, DeploymentPolicy, Pair, Request, Verdict, WorkerPolicy
+from aot.runtime.serving import Deployment, DeploymentPolicy, Pair, Request, Verdict, WorkerPolicy
 from aot.runtime.serving.faults import Fault
 from aot.runtime.serving.rollout import Rollout
 from tests.runtime import handmade
@@ -25,13 +26,14 @@ WORSE = models.dense(every_value="v + 100")
 SHADOWED = {"shadow_share": 1.0, "isolation": "none", "cold_runs": 1, "decide_seconds": 0.01, "shadow_load": 1.0}
 
 
-class Script(Canary):
-    """A canary that keeps what it is told, and decides what the test says."""
+class Script:
+    """Stands for a canary: keeps what it is told, and decides what the test says."""
 
-    def __init__(self, directory: Path, share: float = 0.0) -> None:
-        super().__init__(directory)
+    def __init__(self, share: float = 0.0) -> None:
+        self.judge = SimpleNamespace(expected={})
         self.records: list[Any] = []
-        self.current_state, self.current_share = "running", share
+        self.state = self.current_state = "running"
+        self.current_share = share
         self.failure: Exception | None = None
 
     @property
@@ -57,8 +59,8 @@ class Script(Canary):
 
 
 @pytest.fixture
-def canary(tmp_path: Path) -> Script:
-    return Script(tmp_path / "canary")
+def canary() -> Script:
+    return Script()
 
 
 def rollout_of(deployment: Deployment) -> Rollout:
@@ -182,10 +184,10 @@ def test_metrics_that_nobody_knows_refuse_the_candidate(deploy: Deployments) -> 
     np.testing.assert_array_equal(deployment.run({"x": X})["y"], Y)
 
 
-def test_expected_errors_choose_metrics(deploy: Deployments, tmp_path: Path) -> None:
+def test_expected_errors_choose_metrics(deploy: Deployments) -> None:
     from aot.runtime.serving import ErrorDistribution
 
-    canary = Script(tmp_path)
+    canary = Script()
     distribution = ErrorDistribution(100, ((0.5, 0.1), (1.0, 0.2)))
     canary.judge.expected = {"y": {"top1": distribution, "mine": distribution}, "other": {"top1": distribution}}
     deployment = deploy(models.dense(), WORSE, canary=canary, policy=DeploymentPolicy(**SHADOWED))  # type: ignore[arg-type]
@@ -243,8 +245,8 @@ def test_live_state(deploy: Deployments) -> None:
 # The canary
 
 
-def test_requests_are_recorded_with_a_control_group(deploy: Deployments, tmp_path: Path) -> None:
-    canary = Script(tmp_path, share=0.25)
+def test_requests_are_recorded_with_a_control_group(deploy: Deployments) -> None:
+    canary = Script(share=0.25)
     policy = DeploymentPolicy(**{**SHADOWED, "shadow_share": 0.0})  # type: ignore[arg-type]
     deployment = deploy(models.dense(), WORSE, canary=canary, policy=policy, test_faults=[Fault("guard", every=2)])
     answered = {f"user-{number}": deployment.run_detailed({"x": X}, key=f"user-{number}") for number in range(400)}
@@ -275,8 +277,8 @@ def test_the_canary_moves_the_share_and_promotes(deploy: Deployments, canary: Sc
     assert answer.link == "stable" and answer.number == 2
 
 
-def test_the_canary_rolls_back(deploy: Deployments, tmp_path: Path) -> None:
-    canary = Script(tmp_path, share=1.0)
+def test_the_canary_rolls_back(deploy: Deployments) -> None:
+    canary = Script(share=1.0)
     deployment = deploy(models.dense(), WORSE, canary=canary, policy=DeploymentPolicy(**SHADOWED))  # type: ignore[arg-type]
     assert deployment.run_detailed({"x": X}).link == "candidate"
     canary.current_state = "rolled back"
@@ -285,8 +287,8 @@ def test_the_canary_rolls_back(deploy: Deployments, tmp_path: Path) -> None:
     until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("aot-serving")])
 
 
-def test_a_full_disk(deploy: Deployments, tmp_path: Path) -> None:
-    canary = Script(tmp_path, share=1.0)
+def test_a_full_disk(deploy: Deployments) -> None:
+    canary = Script(share=1.0)
     deployment = deploy(models.dense(), WORSE, canary=canary, policy=DeploymentPolicy(**SHADOWED))  # type: ignore[arg-type]
     assert deployment.run_detailed({"x": X}).link == "candidate"
     canary.failure = OSError(errno.ENOSPC, "No space left on device")
@@ -314,7 +316,7 @@ def test_records_that_nobody_takes_are_bounded(deploy: Deployments, canary: Scri
 def test_a_candidate_that_cannot_be_promoted(deploy: Deployments, tmp_path: Path) -> None:
     path = tmp_path / "candidate.aot"
     path.write_bytes(WORSE)
-    canary = Script(tmp_path / "state", share=1.0)
+    canary = Script(share=1.0)
     policy = DeploymentPolicy(**{**SHADOWED, "isolation": "process"})  # type: ignore[arg-type]
     deployment = deploy(models.dense(), path, canary=canary, policy=policy)
     path.unlink()
