@@ -63,6 +63,11 @@ def hash_share(salt: str, key: str | bytes | int) -> float:
     return int.from_bytes(digest, "little") / 2.0**64
 
 
+CONTROLS = 4
+"""Requests of stable's that the canary sees for each of the candidate's: the more succeed there, the fewer failures of
+the candidate are an accident no longer."""
+
+
 class Candidate:
     """One candidate of a deployment. `in_flight`, `delivering` and `is_current` belong to the deployment's lock.
 
@@ -107,10 +112,10 @@ class Candidate:
         return (random.random() if key is None else hash_share(self._policy.salt, key)) < share
 
     def is_control(self, key: str | bytes | int | None) -> bool:
-        """Whether a request of stable's is recorded: a group as large as the candidate's, or all of the rest."""
+        """Whether a request of stable's is recorded: for each that the candidate runs, live or as a shadow, some."""
         share = self.share
         lot = random.random() if key is None else hash_share(self._policy.salt, key)
-        return share <= lot < 2 * share
+        return share <= lot < share + CONTROLS * max(share, self._policy.shadow_share)
 
     def check_source(self) -> None:
         """Raises RunError where the file is another one than that which was loaded."""

@@ -246,17 +246,17 @@ def test_live_state(deploy: Deployments) -> None:
 
 
 def test_requests_are_recorded_with_a_control_group(deploy: Deployments) -> None:
-    canary = Script(share=0.25)
+    canary = Script(share=0.1)
     policy = DeploymentPolicy(**{**SHADOWED, "shadow_share": 0.0})  # type: ignore[arg-type]
     deployment = deploy(models.dense(), WORSE, canary=canary, policy=policy, test_faults=[Fault("guard", every=2)])
     answered = {f"user-{number}": deployment.run_detailed({"x": X}, key=f"user-{number}") for number in range(400)}
     until(lambda: not rollout_of(deployment).records)
-    until(lambda: len(canary.requests()) >= 150)
+    until(lambda: len(canary.requests()) >= 150)  # four of stable's for each of the candidate's
     by_version: dict[str, list[Request]] = {"stable": [], "candidate": []}
     for request in canary.requests():
         by_version[request.version].append(request)
     candidate, stable = by_version["candidate"], by_version["stable"]
-    assert 60 <= len(candidate) <= 140 and 60 <= len(stable) <= 140
+    assert 20 <= len(candidate) <= 70 and 120 <= len(stable) <= 210
     assert {request.outcome for request in candidate} == {"ok", "guard"} and {r.outcome for r in stable} == {"ok"}
     for request in candidate:
         assert (request.outcome == "ok") == (answered[request.key].link == "candidate") == (request.seconds is not None)
