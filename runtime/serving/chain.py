@@ -41,7 +41,8 @@ class Answer(NamedTuple):
 class Event(NamedTuple):
     """Something that an operator may want to know. `kind`: "fallback" (a link did not answer a request), "refused",
     "breaker_opened", "candidate_started", "candidate_refused", "promoted", "rolled_back", "swapped", "worker_lost",
-    "worker_restarted", "worker_stopped", "canary_failed", "link_absent"."""
+    "worker_restarted", "worker_stopped", "canary_failed", "link_absent", "runs_slower" (the artifact's fastest
+    code needs another machine)."""
 
     kind: str
     link: str

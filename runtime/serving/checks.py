@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aot.errors import ArtifactError
-from aot.runtime import Model, TensorSpec
+from aot.runtime import Model, TensorSpec, target_rank
 from aot.runtime.serving.selftest import self_test
 
 
@@ -34,6 +34,18 @@ def check_numbers(what: str, model: Any, source: Any) -> None:
             where=what,
             hint="aotc selftest shows all of it, aotc doctor whether the artifact fits this machine.",
         )
+
+
+def slower_because(target: str, meta: Mapping[str, Any]) -> str:
+    """Why a machine runs an artifact's program for `target`, of a CPU, and not a faster one that it holds as well.
+
+    "" where it holds none. `aotc doctor` also tells what could be built besides.
+    """
+    held = meta.get("targets")
+    if target.startswith("cuda:") or not isinstance(held, list):
+        return ""
+    reasons = {other: target_rank(other)[1] for other in held if isinstance(other, str) and other != target}
+    return "; ".join(f"{other}: {reason}" for other, reason in reasons.items() if reason)
 
 
 def check_interface(what: str, found: Any, stable: Any) -> None:

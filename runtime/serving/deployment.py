@@ -20,7 +20,7 @@ from aot.runtime.serving.breaker import Breaker
 from aot.runtime.serving.candidate import Candidate, Tested
 from aot.runtime.serving.causes import cause_of
 from aot.runtime.serving.chain import Answer, Asked, Chain, Event
-from aot.runtime.serving.checks import check_interface, check_numbers
+from aot.runtime.serving.checks import check_interface, check_numbers, slower_because
 from aot.runtime.serving.controller import Canary
 from aot.runtime.serving.deployment_policy import DeploymentPolicy
 from aot.runtime.serving.faults import Fault
@@ -120,7 +120,13 @@ class Deployment:
             raise
         for link, why in version.absent.items():
             self._chain.tell("link_absent", link, "", why)
+        self._tell_slower("stable", version.model)
         return version
+
+    def _tell_slower(self, link: str, runs: Any) -> None:
+        """Tells where a machine runs another program than the artifact's fastest. `runs`: has its target and meta."""
+        if why := slower_because(runs.target, runs.meta):
+            self._chain.tell("runs_slower", link, "", f"{runs.target} runs: {why}")
 
     def _onnx_session(self, declared: OnnxRuntime, model: Model) -> OnnxSession | None:
         """The session of the original model, which all versions share; None where ONNX Runtime is not installed."""
@@ -215,6 +221,7 @@ class Deployment:
 
             rollout.start(turn)
         self._chain.tell("candidate_started", "candidate", "", f"artifact {number} is the candidate")
+        self._tell_slower("candidate", made.runner)
 
     def set_share(self, share: float) -> None:
         """The candidate's share of the live traffic, where no canary decides it; raises RunError otherwise."""

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from aot import runtime
+from aot.artifacts import Artifact
 from aot.errors import ArtifactError, GuardError, RunError
 from aot.runtime.serving import (
     BreakerPolicy,
@@ -26,6 +27,7 @@ from aot.runtime.serving import (
     RefusedError,
     WorkerPolicy,
 )
+from aot.runtime.serving.checks import slower_because
 from aot.runtime.serving.faults import Fault
 from tests.runtime import handmade
 from tests.serving import models
@@ -600,3 +602,15 @@ def test_imports_nothing_else() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     for name in ("onnx", "onnxruntime", "torch", "click", "aot.driver", "aot.artifacts", "aot.frontend", "aot.ir"):
         assert name not in loaded
+
+
+def test_slower_programs_are_told(deploy: Deployments) -> None:
+    assert slower_because("cpu:x86-64", {"targets": ["cpu:x86-64"]}) == slower_because("cpu:x86-64", {}) == ""
+    assert slower_because("cuda:sm_80", {"targets": ["cuda:sm_90a", "cuda:sm_80"]}) == ""
+    why = slower_because("cpu:x86-64", {"targets": ["cuda:sm_10", "cpu:x86-64", 7]})
+    assert why.startswith("cuda:sm_10: ") and "cpu" not in why
+    program = handmade.program()
+    both = Artifact.build((program,), meta={"targets": ["cuda:sm_10", program.target]}).data
+    deploy(both, both)
+    told = [(event.link, event.message) for event in deploy.events if event.kind == "runs_slower"]  # type: ignore[attr-defined]
+    assert [link for link, _ in told] == ["stable", "candidate"] and all("sm_10" in text for _, text in told)
