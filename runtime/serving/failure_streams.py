@@ -28,7 +28,8 @@ _PAIRS, _LIVE = 0.75, 0.25  # of the evidence for promotion
 class FailureStream:
     """One class of failures, on pairs and on live requests."""
 
-    SHARES = (0.35, 0.35, 0.3)
+    SHARES = (0.2, 0.55, 0.25)
+    """Of the evidence, of the tests below: most is where live requests tell how rare a failure of stable's is."""
 
     def __init__(self, policy: CanaryPolicy) -> None:
         self.paired = SignTest()
