@@ -141,7 +141,11 @@ def _check_together(opened: Sequence[tuple[Path, Artifact]]) -> None:
             sources.setdefault(str(digest), path)
         for target in dict.fromkeys(program.target for program in artifact.programs):
             if target in targets:
-                raise OptionError(f"two artifacts are for {target}", where=f"{targets[target]}, {path}")
+                raise OptionError(
+                    f"two artifacts are for {target}",
+                    where=f"{targets[target]}, {path}",
+                    hint="Name one artifact for each target; another version of it goes under another --tag.",
+                )
             targets[target] = path
     if len(sources) > 1:
         raise OptionError(

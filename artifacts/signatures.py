@@ -128,9 +128,10 @@ def verify(data: View, public_keys: Iterable[bytes]) -> bytes:
 
 def generate_key() -> tuple[bytes, bytes]:
     """A new private key and its public one, both PEM (PKCS #8 without a password, SubjectPublicKeyInfo)."""
+    ed25519 = _module()
     from cryptography.hazmat.primitives import serialization as form
 
-    key = _module().Ed25519PrivateKey.generate()
+    key = ed25519.Ed25519PrivateKey.generate()
     private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
     public = key.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
     return private, public

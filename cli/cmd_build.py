@@ -172,6 +172,11 @@ def command(
                 artifact = with_self_test(artifact, model, self_test, options, operators, tell)
         tell("write", str(path))
         artifact.save(path)
+    if how is not None and self_test is not None and self_test.data is None:
+        note(
+            "the errors of the self-test are of random inputs, and this model is quantized for those of its data: give "
+            "inputs like those that come with --self-test-data PATH, above all where a canary will judge by them"
+        )
     report_build(model, path, artifact, external, explain_fusion)
 
 

@@ -106,7 +106,7 @@ def read_expected(path: Path | None) -> Expected:
     if path.suffix != ".json":
         expected = expected_of(open_artifact(path).meta)
         if not expected:
-            note(f"{path}: its build recorded no errors of its outputs")
+            note(f"{path}: its build recorded no errors of its outputs; aotc build --self-test does")
         return expected
     document = _read_json(path, "a file of errors")
     try:

@@ -255,7 +255,9 @@ def check_file(path: Path, wanted: str) -> None:
         return
     kind = kind_of(path) if path.is_dir() else None
     if kind is None:
-        raise OptionError("it cannot be read" if path.exists() else "no such file", where=str(path))
+        if path.exists():
+            raise OptionError("it is no regular file", where=str(path), hint="Save it as a file: pipes are not read.")
+        raise OptionError("no such file", where=str(path))
     raise OptionError(kind.instead_of(wanted), where=str(path), hint=kind.remedy)
 
 

@@ -96,7 +96,7 @@ class Comparison:
         self._metrics: dict[str, dict[str, Metric]] = {}
         for name, dtype in outputs:
             default = DEFAULT if dtype[0] in "fb" and dtype != "bool" else WHOLE_DEFAULT
-            self._metrics[name] = _by_name(name, chosen.get(name, default))
+            self._metrics[name] = by_name(name, chosen.get(name, default))
         self.errors: dict[str, int] = {}
         """How often a metric raised, by "output/metric"."""
         self.first_errors: dict[str, str] = {}
@@ -127,7 +127,8 @@ class Comparison:
         return found
 
 
-def _by_name(output: str, chosen: Any) -> dict[str, Metric]:
+def by_name(output: str, chosen: Any) -> dict[str, Metric]:
+    """The metrics chosen for an output, in any form that Comparison takes. Raises RunError for unknown ones."""
     if isinstance(chosen, Mapping):
         return dict(chosen)
     made: dict[str, Metric] = {}

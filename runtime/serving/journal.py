@@ -321,6 +321,11 @@ def _take_lock(directory: Path) -> int:
         os.close(lock)
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise _cannot("lock the state directory", path, error) from error
+        if owner == str(os.getpid()):
+            raise LockedError(
+                "another controller of this process works on this state directory", where=str(directory),
+                hint="Close it first (Canary.close); closing a deployment leaves its canary open.",
+            ) from None  # fmt: skip
         raise LockedError(
             f"another controller{f' (process {owner})' if owner else ''} works on this state directory",
             where=str(directory), hint="One controller a directory: end the other one, or use another directory.",

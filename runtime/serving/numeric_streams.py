@@ -16,6 +16,7 @@ from aot.runtime.serving.sequential import RateTest, rate_interval
 from aot.runtime.serving.verdict import Evidence
 
 _MOST_NAMES = 100  # outputs without anything recorded that are listed
+_REMEDY = ": build it with --self-test and name the artifact as what is expected, or give a bound"
 
 
 class NumericStream:
@@ -123,10 +124,10 @@ class NumericStreams:
         """A row for each stream, and for what cannot be judged."""
         share = weight / max(1, len(self.streams))
         rows = [stream.evidence(share, required, self.policy) for stream in self.streams]
-        missing = "the build recorded no errors of it and the policy has no bound for it"
+        missing = f"the build recorded no errors of it and the policy has no bound for it{_REMEDY}"
         unjudged = list(self.unjudged)
         if not rows and not unjudged:
-            unjudged, missing = [""], "the build recorded no errors and the policy has no bounds"
+            unjudged, missing = [""], f"the build recorded no errors and the policy has no bounds{_REMEDY}"
         limit = self.policy.exceedance_rate
         for output in unjudged:
             rows.append(

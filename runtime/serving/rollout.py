@@ -16,7 +16,7 @@ from aot.runtime.serving import causes
 from aot.runtime.serving.candidate import Candidate, InProcess, Lot, Turn
 from aot.runtime.serving.causes import cause_of
 from aot.runtime.serving.chain import Answer, Asked, Chain
-from aot.runtime.serving.compare import DEFAULT, METRICS, Comparison
+from aot.runtime.serving.compare import DEFAULT, METRICS, Comparison, by_name
 from aot.runtime.serving.controller import Canary
 from aot.runtime.serving.links import Version, bucket_of, deliver
 from aot.runtime.serving.records import Record, Request
@@ -225,12 +225,17 @@ def _of_stable(answer: Answer) -> tuple[str, float | None]:
 
 
 def _comparison(stable: Any, canary: Canary | None, metrics: Any) -> Comparison:
-    """The metrics of the policy, and those that the canary has expectations of. State is not compared."""
+    """The metrics of the policy, and those that the canary has expectations of: without them it would hold for good.
+    State is not compared."""
     states = {pair.output for pair in stable.state}
     outputs: Sequence[tuple[str, str]] = [(spec.name, spec.dtype) for spec in stable.outputs if spec.name not in states]
     chosen = dict(metrics)
     for name, expected in (canary.judge.expected if canary is not None else {}).items():
-        more = [metric for metric in expected if metric in METRICS and metric not in DEFAULT]
-        if more and name not in chosen and any(name == output for output, _ in outputs):
+        known = [metric for metric in expected if metric in METRICS]
+        if not any(name == output for output, _ in outputs):
+            continue
+        if name in chosen:
+            chosen[name] = by_name(name, known) | by_name(name, chosen[name])
+        elif more := [metric for metric in known if metric not in DEFAULT]:
             chosen[name] = (*DEFAULT, *more)
     return Comparison(outputs, chosen)

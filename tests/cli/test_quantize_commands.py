@@ -187,6 +187,15 @@ def test_build(folder: Path, tmp_path: Path) -> None:
     assert "2" in shown
 
 
+def test_a_self_test_of_random_inputs_is_noted(folder: Path, tmp_path: Path) -> None:
+    """Errors of inputs that the model is not quantized for say little to a canary."""
+    arguments = ("build", folder / "model.onnx", "--target", TARGET, "--cache", folder / "cache", "--quantize", "int8",
+                 "--data", folder / "all", "--allow-slower", "--self-test", "1", "--error-samples", "2", "--no-latency",
+                 "-o", tmp_path / "a.aot")  # fmt: skip
+    assert "--self-test-data" in invoke(*arguments).stderr
+    assert "--self-test-data" not in invoke(*arguments, "--self-test-data", folder / "all").stderr
+
+
 def test_explain_an_artifact(folder: Path, tmp_path: Path) -> None:
     """The same ledger from the record, under any name, and from the artifact."""
     (tmp_path / "record").write_bytes((folder / "model.quantization").read_bytes())

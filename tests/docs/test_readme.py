@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import aot
+from aot.runtime.serving import Deployment
 from docs.generator import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,11 +42,11 @@ def test_commands_print_what_the_readme_shows(example: str, tmp_path: Path) -> N
 
 def test_python_of_the_readme(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = list(blocks.blocks_of(example))
-    program = next(block for block in found if block.language == "python")
+    program, beside = (block for block in found if block.language == "python")
     guard = next(block for block in found if block.lines[0].startswith("GuardError"))
     shutil.copy(ROOT / "docs" / "digits" / "digits.onnx", tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
-    names = {"images": np.zeros((3, 1, 8, 8), np.float32)}
+    names: dict[str, object] = {"images": np.zeros((3, 1, 8, 8), np.float32)}
     exec("\n".join(program.lines), names)
     outputs: object = names["outputs"]
     assert isinstance(outputs, dict) and outputs["logits"].shape == (3, 10)
@@ -54,3 +55,9 @@ def test_python_of_the_readme(example: str, tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(aot.GuardError) as raised:
         model.run({"image": np.zeros((3, 1, 8, 9), np.float32)})
     assert f"GuardError {raised.value}".splitlines() == guard.lines
+    shutil.copy("model.aot", "next.aot")
+    exec("\n".join(beside.lines), names)
+    deployment: object = names["deployment"]
+    assert isinstance(deployment, Deployment)
+    with deployment:
+        assert deployment.statistics()["promotions"] == 1 and deployment.statistics()["answered"] == 1

@@ -74,6 +74,7 @@ def test_damaged_lines_are_errors_with_their_number(tmp_path: Path) -> None:
 
 def test_missing_files_are_usage_errors(tmp_path: Path) -> None:
     document("canary", "judge", tmp_path / "none.jsonl", code=2)
+    assert "no regular file" in document("canary", "judge", "/dev/null", code=2)["error"]["message"]
     file = written(tmp_path / "records.jsonl", [])
     document("canary", "judge", file, "--expected", tmp_path / "none.aot", code=2)
     (tmp_path / "bad.aot").write_bytes(b"rubbish")

@@ -194,7 +194,7 @@ def test_another_policy_or_other_errors_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_controllers_on_one_directory_are_refused(canary: Canary) -> None:
-    with pytest.raises(RunError, match="another controller"):
+    with pytest.raises(RunError, match="another controller of this process"):
         Canary(canary.directory)
     canary.add(traffic(1))  # the first one goes on
 

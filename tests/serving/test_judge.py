@@ -96,7 +96,8 @@ def test_outputs_without_recorded_errors_hold_and_say_so() -> None:
     other = [pair(values={"y": {"max_abs": 0.5}, "z": {"max_abs": 0.0}}) for _ in range(3000)]
     verdict = judged(other).verdict()
     assert verdict.decision == "hold" and verdict.reasons == (
-        "numeric z: the build recorded no errors of it and the policy has no bound for it",
+        "numeric z: the build recorded no errors of it and the policy has no bound for it: build it with --self-test "
+        "and name the artifact as what is expected, or give a bound",
     )
     assert judged(other, CanaryPolicy(bounds={"z": {"max_abs": 0.1}})).decision() == "promote"
     assert judged(records, CanaryPolicy(bounds={"y": {"max_abs": 0.6}}), {}).decision() == "promote"

@@ -13,6 +13,7 @@ import pytest
 
 from aot.errors import GuardError, RunError
 from aot.runtime.serving import Deployment, DeploymentPolicy, Pair, Request, Verdict, WorkerPolicy
+from aot.runtime.serving.compare import max_abs
 from aot.runtime.serving.faults import Fault
 from aot.runtime.serving.rollout import Rollout
 from tests.runtime import handmade
@@ -194,6 +195,20 @@ def test_expected_errors_choose_metrics(deploy: Deployments) -> None:
     deployment.run({"x": X})
     settle(deployment, canary, 1)
     assert set(canary.pairs()[0].values["y"]) == {"max_abs", "relative", "cosine", "top1"}
+
+
+@pytest.mark.parametrize("chosen", ["max_abs", ("max_abs",), {"max_abs": max_abs}])
+def test_expected_errors_add_to_the_metrics_of_the_user(deploy: Deployments, chosen: Any) -> None:
+    from aot.runtime.serving import ErrorDistribution
+
+    canary = Script()
+    distribution = ErrorDistribution(100, ((0.5, 0.1), (1.0, 0.2)))
+    canary.judge.expected = {"y": {"top1": distribution}}
+    policy = DeploymentPolicy(**SHADOWED, metrics={"y": chosen})  # type: ignore[arg-type]
+    deployment = deploy(models.dense(), WORSE, canary=canary, policy=policy)
+    deployment.run({"x": X})
+    settle(deployment, canary, 1)
+    assert set(canary.pairs()[0].values["y"]) == {"max_abs", "top1"}
 
 
 # State

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -326,3 +327,17 @@ def test_damage_is_an_error_and_no_crash(signed: bytes, pair: tuple[bytes, bytes
             with pytest.raises(AotError):
                 read_entries(memoryview(bytes(data)))
                 signatures.verify(memoryview(bytes(data)), [pair[1]])
+
+
+def test_without_cryptography_the_extra_is_named(
+    plain: bytes, pair: tuple[bytes, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    (tmp_path / "m.aot").write_bytes(plain)
+    (tmp_path / "k.pem").write_bytes(pair[0])
+    for arguments in (("--generate-key", tmp_path / "new"), (tmp_path / "m.aot", "--key", tmp_path / "k.pem")):
+        error = document("sign", *arguments, code=2)["error"]
+        assert error["code"] == "option" and error["hint"] == "pip install 'aotc[sign]'"
+    assert not (tmp_path / "new.pem").exists()
