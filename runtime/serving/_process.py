@@ -29,6 +29,7 @@ from aot.errors import AotError, RunError
 from aot.runtime._specs import StateSpec, TensorSpec
 from aot.runtime.serving import _wire
 from aot.runtime.serving.causes import BUSY, CLOSED, CRASH, TIMEOUT, UNAVAILABLE, LinkError
+from aot.runtime.serving.links import identity_of
 
 _DEVICE = 11  # aot_status: the device's error is sticky, so the process is of no use any more
 
@@ -62,12 +63,13 @@ class WorkerPolicy:
 
 class Reply(NamedTuple):
     """Results of a run in the worker: new arrays; the model's own seconds, and what getting there and back took;
-    `runs`: how many runs of these shapes the process has had with it."""
+    `runs`: how many runs of these shapes the process has had with it; `twin_seconds`: of stable's run beside it."""
 
     outputs: dict[str, Any]
     seconds: float
     hop_seconds: float
     runs: int
+    twin_seconds: float | None = None
 
 
 class _Channel:
@@ -144,8 +146,9 @@ _all: weakref.WeakSet[Worker] = weakref.WeakSet()
 class Worker:
     """A candidate in a process of its own, with the limits of a WorkerPolicy.
 
-    `artifact`: a path or bytes. Raises what loading it raises there, and LinkError where the process ends or does not
-    answer. `on_event(kind, message)` is told of losses and restarts.
+    `artifact`: a path or bytes. `twin`: stable's, which shadowed requests run as well, so that times are compared that
+    were taken alike. Raises what loading them raises there, and LinkError where the process ends or does not answer.
+    `on_event(kind, message)` is told of losses and restarts.
     """
 
     def __init__(
@@ -156,15 +159,15 @@ class Worker:
         on_event: Callable[[str, str], None],
         faults: Any = (),
         clock: Callable[[], float] = time.monotonic,
+        twin: Any = None,
     ) -> None:
         self._policy, self._on_event, self._clock = policy, on_event, clock
-        self._path = None if isinstance(artifact, bytes) else os.fspath(artifact)
-        self._identity = self._file()
+        self._artifact, self._identity = artifact, identity_of(artifact)
+        self._twin, self._twin_identity = twin, identity_of(twin)
+        self._options, self._faults = dict(options), tuple(faults)
         self._setup = _wire.shared_file("aot-serving-setup")
         try:
-            with open(os.dup(self._setup), "wb") as file:
-                given = os.path.abspath(self._path) if self._path is not None else artifact
-                pickle.dump({"artifact": given, "options": dict(options), "faults": tuple(faults)}, file)
+            self._write_setup()
         except Exception as error:
             os.close(self._setup)
             raise RunError(
@@ -195,18 +198,21 @@ class Worker:
         self._specs = {spec.name: spec for spec in self.inputs}
         self._results = {spec.name: spec for spec in self.outputs}
 
-    def _file(self) -> Any:
-        if self._path is None:
-            return None
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return "missing"
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    def _write_setup(self) -> None:
+        """What the process reads when it starts."""
+        setup = {"artifact": _given(self._artifact), "twin": _given(self._twin)}
+        with open(os.dup(self._setup), "wb") as file:
+            file.seek(0)  # what an earlier, longer text leaves behind this one is not read
+            pickle.dump({**setup, "options": self._options, "faults": self._faults}, file)
+
+    @property
+    def has_twin(self) -> bool:
+        """Whether shadowed requests run stable's artifact there too."""
+        return self._twin is not None
 
     def is_same_file(self) -> bool:
         """Whether the path still names what was loaded first."""
-        return bool(self._file() == self._identity)
+        return bool(identity_of(self._artifact) == self._identity)
 
     def _start(self) -> dict[str, Any]:
         process = _Process(self._setup, self._policy.channels)
@@ -274,16 +280,18 @@ class Worker:
             end = "late"
             # It stops between two steps a little earlier, so that its answer is not late.
             timeout = None if timeout_seconds is None else timeout_seconds * 0.9
-            _wire.send(channel.socket, {"size": size, "end": stop, "inputs": rows, "timeout": timeout})
+            header = {"size": size, "end": stop, "inputs": rows, "timeout": timeout, "is_paired": is_shadow}
+            _wire.send(channel.socket, header)
             reply = _wire.receive(channel.socket)
             if reply is None:
                 raise ConnectionError
             end = "done"
             outputs = self._outputs(reply, channel)
             hop = time.perf_counter() - begin - reply["seconds"]
-            self.hops.append(hop)
-            self.hop_count += 1
-            return Reply(outputs, reply["seconds"], hop, reply["runs"])
+            if not is_shadow:  # those run more than the model
+                self.hops.append(hop)
+                self.hop_count += 1
+            return Reply(outputs, reply["seconds"], hop, reply["runs"], reply["twin_seconds"])
         except TimeoutError:
             if gives_up:
                 raise LinkError(TIMEOUT, f"the candidate did not answer within {limit:.3g} s") from None
@@ -325,8 +333,8 @@ class Worker:
         if not reply.get("ok"):
             raise _exception(reply)
         try:
-            size, seconds, runs = reply["size"], reply["seconds"], reply["runs"]
-            if not (type(size) is int and type(runs) is int and type(seconds) is float and seconds >= 0):
+            size, seconds, twin, runs = (reply[name] for name in ("size", "seconds", "twin_seconds", "runs"))
+            if not (type(size) is int and type(runs) is int and _is_time(seconds) and (twin is None or _is_time(twin))):
                 raise ValueError("size, runs, seconds")
             if not 0 <= size <= os.fstat(channel.arena.descriptor).st_size:
                 raise ValueError(f"size {size}")
@@ -400,6 +408,9 @@ class Worker:
             self._stop("the candidate's file was replaced; deploy it again")
             return
         try:
+            if self._twin is not None and identity_of(self._twin) != self._twin_identity:
+                self._twin = None  # another file is in its place
+                self._write_setup()
             self._start()
         except Exception as error:
             with self._lock:
@@ -492,6 +503,15 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
+
+
+def _given(artifact: Any) -> Any:
+    """An artifact as the worker loads it: another process may have another working directory."""
+    return artifact if artifact is None or isinstance(artifact, bytes) else os.path.abspath(artifact)
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) is float and value >= 0
 
 
 def _meta(process: _Process, hello: Mapping[str, Any]) -> dict[str, Any]:

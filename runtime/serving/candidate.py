@@ -22,6 +22,7 @@ class InProcess:
     """A candidate in this process, behind what a deployment uses of Worker: no hop, and no protection."""
 
     state = "ready"
+    has_twin = False
 
     def __init__(self, artifact: Any, options: Mapping[str, Any], faults: Sequence[Fault]) -> None:
         self.model: Model = artifact if isinstance(artifact, Model) else load(artifact, **options)
@@ -83,8 +84,10 @@ class Candidate:
         breaker: Breaker,
         on_event: Callable[[str, str], None],
         faults: Sequence[Fault],
+        stable: Any = None,
     ) -> None:
-        """Loads it, in a process of its own unless the policy says otherwise. Raises what that raises."""
+        """Loads it, in a process of its own unless the policy says otherwise, and `stable` there too, where that is a
+        path or bytes. Raises what loading raises."""
         self.number, self.source, self.breaker, self._policy = number, source, breaker, policy
         self.runner: Worker | InProcess
         if policy.isolation == "none":
@@ -97,7 +100,8 @@ class Candidate:
             )
         else:
             data = bytes(source) if isinstance(source, bytearray | memoryview) else source
-            self.runner = Worker(data, options, policy.worker, on_event, faults)
+            twin = bytes(stable) if isinstance(stable, bytearray | memoryview) else stable
+            self.runner = Worker(data, options, policy.worker, on_event, faults, twin=twin)
         self.replaced_by = {pair.input: pair.output for pair in self.runner.states}
         self.share = 0.0
         self.in_flight = self.delivering = 0

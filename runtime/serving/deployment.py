@@ -30,7 +30,9 @@ from aot.runtime.serving.links import (
     Version,
     check_fallback,
     closed_error,
+    identity_of,
     make_version,
+    seconds_of,
 )
 from aot.runtime.serving.rollout import Rollout
 
@@ -195,11 +197,24 @@ class Deployment:
             number = self._next()
             made: Candidate | None = None
             try:
-                made = Candidate(number, candidate, self._options, self.policy, self._breaker(), on_event, test_faults)
+                twin = self._stable
+                is_there = not isinstance(twin.source, Model) and identity_of(twin.source) == twin.identity
+                made = Candidate(
+                    number, candidate, self._options, self.policy, self._breaker(), on_event, test_faults,
+                    twin.source if is_there else None,
+                )  # fmt: skip
                 check_interface("the candidate", made.runner, self._stable.model)
                 check_numbers("the candidate", Tested(made.runner), candidate)
                 share = self.policy.candidate_share if canary is None else canary.share
-                rollout = Rollout(made, self._stable.model, canary, self._chain)
+
+                def again(inputs: Mapping[str, Any]) -> float | None:
+                    return None if (deployment := me()) is None else deployment._seconds_of_stable(inputs)
+
+                def is_twin() -> bool:
+                    is_stable = (deployment := me()) is not None and deployment._stable is twin
+                    return is_stable and made is not None and made.runner.has_twin
+
+                rollout = Rollout(made, self._stable.model, canary, self._chain, again, is_twin)
             except BaseException as error:
                 if made is not None:
                     made.close()
@@ -329,6 +344,18 @@ class Deployment:
         if is_last:
             version.close()
         return results
+
+    def _seconds_of_stable(self, inputs: Mapping[str, Any]) -> float | None:
+        """What a run of stable's takes now, apart from all requests; None where it fails."""
+        with self._lock:
+            if self._is_closed:
+                return None
+            version = self._stable
+            version.in_flight += 1
+        try:
+            return seconds_of(version.model, inputs)
+        finally:
+            self._leave(version, "")
 
     def _leave(self, version: Version, counted: str) -> None:
         with self._lock:

@@ -1,14 +1,15 @@
 """One rollout: a candidate beside stable, what of the traffic it gets or sees, and what the canary is told.
 
 Nothing here waits for the canary: records go into a bounded queue, and a thread hands them over and asks for the
-verdict.
+verdict. Records of live requests have no times: a candidate with a small share of them finds other caches than stable,
+in another process, which is not its fault. Latency is what pairs are for.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aot.errors import GuardError
@@ -29,12 +30,21 @@ MOST_BUCKETS = 10_000
 class Rollout:
     """A candidate with its shadow, its records and its canary. The deployment obeys what `decide` says."""
 
-    def __init__(self, candidate: Candidate, stable: Any, canary: Canary | None, chain: Chain) -> None:
+    def __init__(
+        self,
+        candidate: Candidate,
+        stable: Any,
+        canary: Canary | None,
+        chain: Chain,
+        again: Callable[[Mapping[str, Any]], float | None],
+        has_twin: Callable[[], bool],
+    ) -> None:
         self.candidate, self.canary, self._chain = candidate, canary, chain
         policy = self._policy = chain.policy
         self.records: deque[Record] = deque()
         self.lot = Lot(policy.shadow_share, policy.salt)
-        self.shadow = Shadow(candidate, _comparison(stable, canary, policy.metrics), policy, self.record)
+        comparison = _comparison(stable, canary, policy.metrics)
+        self.shadow = Shadow(candidate, comparison, policy, self.record, again, has_twin)
         self.canary_error = ""
         self._decide_at = 0.0
         self._turn: Turn | None = None
@@ -77,10 +87,9 @@ class Rollout:
                 if is_delivering:
                     with lock:
                         candidate.delivering -= 1
-        seconds = reply.seconds if reply is not None and not cause else None
         is_cold = reply is not None and reply.runs <= self._policy.cold_runs
         outcome = causes.OUTCOMES[cause] if cause else "ok"
-        self.record(Request(time.time(), bucket, "candidate", outcome, seconds, is_cold, asked.key_text))
+        self.record(Request(time.time(), bucket, "candidate", outcome, None, is_cold, asked.key_text))
         if cause or reply is None:
             tried.append(("candidate", cause))
             self._chain.failed("candidate", candidate.breaker, cause, message)
@@ -105,16 +114,16 @@ class Rollout:
         """A request of stable's that the canary compares with the candidate's."""
         bucket = bucket_of(version.buckets, asked.inputs)
         is_cold = self._is_cold(version, bucket)
-        outcome, seconds = "refused", None
+        outcome = "refused"
         try:
             answer = self._chain.answer(version, asked, [])
-            outcome, seconds = _of_stable(answer)
+            outcome = _of_stable(answer)
             return answer
         except GuardError:
             outcome = "guard"
             raise
         finally:
-            self.record(Request(time.time(), bucket, "stable", outcome, seconds, is_cold, asked.key_text))
+            self.record(Request(time.time(), bucket, "stable", outcome, None, is_cold, asked.key_text))
 
     def _shadowed(self, version: Version, asked: Asked) -> Answer:
         """A request that goes through the candidate as well, after its answer."""
@@ -125,10 +134,10 @@ class Rollout:
             is_followed = False
         elif state and sequence is not None and sequence not in shadow.followed:
             fresh, _ = copies(state)
-        outcome, seconds = "refused", None
+        outcome = "refused"
         try:
             answer = self._chain.answer(version, asked, [])
-            outcome, seconds = _of_stable(answer)
+            outcome = _of_stable(answer)
             results = answer.outputs if outcome == "ok" else {}
             return answer
         except GuardError:
@@ -143,7 +152,7 @@ class Rollout:
                     (given, size), (found, more) = copies(asked.inputs), copies(results)
                     size += more
                     key = asked.key_text
-                    shadow.add(Shadowed(begin, bucket, key, given, found, outcome, seconds, is_cold, name, fresh, size))
+                    shadow.add(Shadowed(begin, bucket, key, given, found, outcome, is_cold, name, fresh, size))
                 except (TypeError, ValueError, RuntimeError, MemoryError):  # arrays that are not in CPU memory
                     self._chain.add("not_shadowed")
             elif state and sequence is not None:
@@ -217,11 +226,9 @@ class Rollout:
         return {**texts, **candidate.runner.report()}
 
 
-def _of_stable(answer: Answer) -> tuple[str, float | None]:
-    """Outcome and seconds of stable, in an answer of the chain."""
-    if answer.link == "stable":
-        return "ok", answer.seconds
-    return causes.OUTCOMES[dict(answer.tried)["stable"]], None
+def _of_stable(answer: Answer) -> str:
+    """Outcome of stable, in an answer of the chain."""
+    return "ok" if answer.link == "stable" else causes.OUTCOMES[dict(answer.tried)["stable"]]
 
 
 def _comparison(stable: Any, canary: Canary | None, metrics: Any) -> Comparison:

@@ -20,10 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from aot.errors import AotError
+from aot.runtime.serving._process import Reply
 from aot.runtime.serving.candidate import Candidate
 from aot.runtime.serving.causes import NOT_FINITE, OUTCOMES, cause_of
 from aot.runtime.serving.compare import Comparison, all_finite
 from aot.runtime.serving.deployment_policy import DeploymentPolicy
+from aot.runtime.serving.links import taken_alike
 from aot.runtime.serving.records import Pair
 
 MOST_SEQUENCES = 4096
@@ -40,7 +43,6 @@ class Shadowed:
     inputs: dict[str, Any]
     results: dict[str, Any]
     outcome: str
-    seconds: float | None
     is_cold: bool
     sequence: str | None
     state: dict[str, Any] | None
@@ -48,12 +50,25 @@ class Shadowed:
 
 
 class Shadow:
-    """The queue and the thread of one candidate. `record` takes the pairs."""
+    """The queue and the thread of one candidate. `record` takes the pairs.
+
+    Times of a pair are of two runs that were alike but for the version, in one process and thread (`taken_alike`). The
+    time of the answer that stable gave is not alike: requests run beside each other, and shadows where caches and cores
+    are cold. `again(inputs)` runs stable here and gives the seconds, where the candidate's process has no twin of it
+    that did (`has_twin()`).
+    """
 
     def __init__(
-        self, candidate: Candidate, comparison: Comparison, policy: DeploymentPolicy, record: Callable[[Pair], None]
+        self,
+        candidate: Candidate,
+        comparison: Comparison,
+        policy: DeploymentPolicy,
+        record: Callable[[Pair], None],
+        again: Callable[[Mapping[str, Any]], float | None],
+        has_twin: Callable[[], bool],
     ) -> None:
         self._candidate, self.comparison, self._policy, self._record = candidate, comparison, policy, record
+        self._again, self._has_twin = again, has_twin
         self._queue: queue.SimpleQueue[Shadowed | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting = self._bytes = 0
@@ -108,10 +123,18 @@ class Shadow:
         if own is None:
             self.resynchronized += 1
             return
-        seconds, runs, values, outputs = None, 1, {}, {}
+        seconds, stable_seconds, runs, values, outputs = None, None, 1, {}, {}
+        given = {**item.inputs, **own}
+        is_here = item.outcome == "ok" and not self._has_twin()
         try:
-            reply = self._candidate.runner.run({**item.inputs, **own}, None, is_shadow=True)
-            outcome, seconds, runs, outputs = "ok", reply.seconds, reply.runs, reply.outputs
+            if is_here:
+                reply, seconds, stable_seconds = taken_alike(
+                    lambda: self._run(given), lambda: self._seconds(given), lambda: self._again(given)
+                )
+            else:
+                reply, seconds = self._run(given)
+                stable_seconds = reply.twin_seconds
+            outcome, runs, outputs = "ok", reply.runs, reply.outputs
             if self._policy.not_finite != "allow" and not all_finite(outputs):
                 outcome = OUTCOMES[NOT_FINITE]
         except Exception as error:
@@ -126,11 +149,21 @@ class Shadow:
             values = self.comparison.values(item.results, outputs)
             self.compared += 1
         is_cold = item.is_cold or runs <= self._policy.cold_runs
-        stable_seconds = item.seconds if item.outcome == "ok" else None
+        stable_seconds = stable_seconds if item.outcome == "ok" else None
         seconds = seconds if outcome == "ok" else None
         self._record(
             Pair(item.time, item.bucket, item.outcome, outcome, stable_seconds, seconds, values, is_cold, item.key)
         )
+
+    def _run(self, given: Mapping[str, Any]) -> tuple[Reply, float]:
+        reply = self._candidate.runner.run(given, None, is_shadow=True)
+        return reply, reply.seconds
+
+    def _seconds(self, given: Mapping[str, Any]) -> float | None:
+        try:
+            return self._run(given)[1]
+        except AotError:
+            return None
 
     def _own_state(self, item: Shadowed) -> dict[str, Any] | None:
         """The candidate's state of a sequence; {} of a model without, None where it was lost meanwhile."""

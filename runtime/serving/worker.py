@@ -21,6 +21,7 @@ from aot.errors import AotError, RunError
 from aot.runtime import load
 from aot.runtime.serving import _wire
 from aot.runtime.serving.faults import Faulty
+from aot.runtime.serving.links import seconds_of, taken_alike
 
 
 def main(control_descriptor: int) -> None:
@@ -33,6 +34,7 @@ def main(control_descriptor: int) -> None:
         start = time.perf_counter()
         model: Any = load(setup["artifact"], **setup["options"])
         seconds = time.perf_counter() - start
+        twin = None if setup["twin"] is None else load(setup["twin"], **setup["options"])
         if setup["faults"]:
             model = Faulty(model, setup["faults"])
         specs = {"inputs": model.inputs, "outputs": model.outputs, "state": model.state}
@@ -42,7 +44,7 @@ def main(control_descriptor: int) -> None:
     except Exception as error:
         _wire.send(control, _error(error))
         return
-    served = Served(model)
+    served = Served(model, twin)
     arenas = [_wire.Arena(memory) for memory in descriptors[2::2]]
     arenas[0].map(len(meta))[: len(meta)] = meta  # it may be too long for a header
     for channel, arena in zip(descriptors[1::2], arenas, strict=True):
@@ -73,10 +75,10 @@ def _error(error: Exception) -> dict[str, Any]:
 
 
 class Served:
-    """The model and which shapes it has run; used by all channels."""
+    """The model, stable's twin, and which shapes the first has run; used by all channels."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, twin: Any) -> None:
+        self._model, self._twin = model, twin
         self._runs: dict[Any, int] = {}
 
     def answer(self, channel: socket.socket, arena: _wire.Arena) -> None:
@@ -97,12 +99,25 @@ class Served:
         shapes = tuple(array.shape for array in inputs.values())
         runs = self._runs[shapes] = self._runs.get(shapes, 0) + 1
         timeout = request["timeout"]
-        start = time.perf_counter()
-        results = self._model.run(inputs) if timeout is None else self._model.run(inputs, timeout_seconds=timeout)
-        seconds = time.perf_counter() - start
+
+        def run() -> tuple[dict[str, Any], float]:
+            start = time.perf_counter()
+            found = self._model.run(inputs) if timeout is None else self._model.run(inputs, timeout_seconds=timeout)
+            return found, time.perf_counter() - start
+
+        twin, model, twin_seconds = self._twin, self._model, None
+        if twin is not None and request["is_paired"]:
+            results, seconds, twin_seconds = taken_alike(
+                run, lambda: seconds_of(model, inputs), lambda: seconds_of(twin, inputs)
+            )
+        else:
+            results, seconds = run()
         rows, end = _wire.places(results, request["end"])
         _wire.put(arena.map(end), rows, results)
-        return {"ok": True, "outputs": rows, "size": arena.size_bytes, "seconds": seconds, "runs": runs}
+        return {
+            "ok": True, "outputs": rows, "size": arena.size_bytes, "seconds": seconds, "twin_seconds": twin_seconds,
+            "runs": runs,
+        }  # fmt: skip
 
 
 if __name__ == "__main__":
