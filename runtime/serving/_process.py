@@ -271,10 +271,11 @@ class Worker:
             _wire.put(channel.arena.map(stop), rows, arrays)
             channel.socket.settimeout(limit)
             size = channel.arena.size_bytes
-            end = "late"
             # It stops between two steps a little earlier, so that its answer is not late.
             timeout = None if timeout_seconds is None else timeout_seconds * 0.9
-            _wire.send(channel.socket, {"size": size, "end": stop, "inputs": rows, "timeout": timeout})
+            header = _wire.encoded({"size": size, "end": stop, "inputs": rows, "timeout": timeout})
+            end = "late"
+            channel.socket.send(header)
             reply = _wire.receive(channel.socket)
             if reply is None:
                 raise ConnectionError

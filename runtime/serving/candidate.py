@@ -58,7 +58,7 @@ def hash_share(salt: str, key: str | bytes | int) -> float:
 
     BLAKE2b, so that keys that look alike, such as counted ones, fall evenly.
     """
-    data = key if isinstance(key, bytes) else str(key).encode()
+    data = key if isinstance(key, bytes) else str(key).encode(errors="surrogatepass")
     digest = hashlib.blake2b(data, digest_size=8, key=salt.encode()[:64]).digest()
     return int.from_bytes(digest, "little") / 2.0**64
 

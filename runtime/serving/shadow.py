@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from aot.runtime.serving._wire import host_array
 from aot.runtime.serving.candidate import Candidate
 from aot.runtime.serving.causes import NOT_FINITE, OUTCOMES, cause_of
 from aot.runtime.serving.compare import Comparison, all_finite
@@ -189,5 +190,8 @@ class Shadow:
 
 def copies(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """Copies of arrays in CPU memory, and their bytes; numbers of Python stay. Raises where one has no such form."""
-    made = {name: value if type(value) in (int, float, bool) else np.array(value) for name, value in arrays.items()}
+    made = {
+        name: value if type(value) in (int, float, bool) else np.array(host_array(value))
+        for name, value in arrays.items()
+    }
     return made, sum(getattr(value, "nbytes", 8) for value in made.values())

@@ -22,6 +22,7 @@ from aot.errors import ArtifactError, GuardError, RunError
 from aot.runtime.serving import LinkError, WorkerPolicy, _wire
 from aot.runtime.serving._process import Worker
 from aot.runtime.serving.faults import Fault
+from aot.runtime.serving.shadow import copies
 from tests.runtime import handmade
 from tests.serving import models
 
@@ -307,6 +308,7 @@ import os, signal, sys, threading, time
 import numpy as np
 from aot.runtime.serving._process import Worker, WorkerPolicy
 from aot.runtime.serving.faults import Fault
+from aot.runtime.serving.shadow import copies
 worker = Worker(sys.argv[1], {}, WorkerPolicy(), print, [Fault("hang")])
 threading.Thread(target=lambda: worker.run({"x": np.zeros((1, 5), np.float32)}, None), daemon=True).start()
 time.sleep(0.2)
@@ -364,7 +366,7 @@ def test_answers_that_make_no_sense(start: Started, monkeypatch: pytest.MonkeyPa
     for reply in bad:
         with pytest.raises(RunError):
             worker._outputs(reply, channel)
-    monkeypatch.setattr(_wire, "send", lambda channel, message: channel.send(b"[not json"))
+    monkeypatch.setattr(_wire, "encoded", lambda message: b"[not json")
     with pytest.raises(LinkError, match="hung"):
         worker.run({"x": X}, None)
 
@@ -409,3 +411,40 @@ def test_no_memfd(monkeypatch: pytest.MonkeyPatch, start: Started) -> None:
 def test_wrong_policies(wrong: dict[str, Any]) -> None:
     with pytest.raises(RunError):
         WorkerPolicy(**wrong)
+
+
+@pytest.mark.parametrize("name", [b"z", 1, "n" * 200_000, object(), ("a", "b")])
+def test_an_input_that_a_client_made_up_is_the_clients_fault(start: Started, name: Any) -> None:
+    worker = start()
+    before = worker.process_id
+    for _ in range(QUICK.channels + 1):  # and takes no channel
+        with pytest.raises(GuardError, match="unknown input"):
+            worker.run({"x": X, name: X}, None)
+    assert worker._process is not None and not worker._process.late
+    np.testing.assert_array_equal(worker.run({"x": X}, None).outputs["y"], handmade.expected(X))
+    assert tended(worker).process_id == before
+
+
+def test_arrays_of_other_packages(start: Started) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Exporter:
+        def __dlpack__(self, **options: Any) -> Any:
+            return X.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> Any:
+            return X.__dlpack_device__()
+
+    worker = start()
+    for x in (Exporter(), torch.tensor(X, requires_grad=True)):
+        np.testing.assert_array_equal(worker.run({"x": x}, None).outputs["y"], handmade.expected(X))
+        copied, _ = copies({"x": x})
+        np.testing.assert_array_equal(copied["x"], X)
+
+
+def test_a_header_that_is_nested_without_end(start: Started) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.send(b"[" * 100_000)
+        with pytest.raises(LinkError, match="no sense"):
+            _wire.receive(ours)
