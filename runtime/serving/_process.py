@@ -70,6 +70,27 @@ class Reply(NamedTuple):
     runs: int
 
 
+class SameFile:
+    """Whether a path names the file that it named first; of what is no path, that is always so."""
+
+    def __init__(self, source: Any) -> None:
+        self._path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
+        self._identity = self._find()
+
+    def _find(self) -> tuple[int, ...] | None:
+        if self._path is None:
+            return None
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return ()
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+    def is_same(self) -> bool:
+        """Whether it is the same file, with the same size and time."""
+        return self._find() == self._identity
+
+
 class _Channel:
     def __init__(self) -> None:
         self.socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -158,12 +179,11 @@ class Worker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._policy, self._on_event, self._clock = policy, on_event, clock
-        self._path = None if isinstance(artifact, bytes) else os.fspath(artifact)
-        self._identity = self._file()
+        self._file = SameFile(artifact)
         self._setup = _wire.shared_file("aot-serving-setup")
         try:
             with open(os.dup(self._setup), "wb") as file:
-                given = os.path.abspath(self._path) if self._path is not None else artifact
+                given = artifact if isinstance(artifact, bytes) else os.path.abspath(artifact)
                 pickle.dump({"artifact": given, "options": dict(options), "faults": tuple(faults)}, file)
         except Exception as error:
             os.close(self._setup)
@@ -195,18 +215,9 @@ class Worker:
         self._specs = {spec.name: spec for spec in self.inputs}
         self._results = {spec.name: spec for spec in self.outputs}
 
-    def _file(self) -> Any:
-        if self._path is None:
-            return None
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return "missing"
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
     def is_same_file(self) -> bool:
         """Whether the path still names what was loaded first."""
-        return bool(self._file() == self._identity)
+        return self._file.is_same()
 
     def _start(self) -> dict[str, Any]:
         process = _Process(self._setup, self._policy.channels)

@@ -6,6 +6,7 @@ verdict.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -39,9 +40,10 @@ class Rollout:
         self._decide_at = 0.0
         self._turn: Turn | None = None
 
-    def start(self, turn: Callable[[], None]) -> None:
-        """Begins to call a function now and then, which calls `tend`."""
+    def start(self, turn: Callable[[], None]) -> threading.Thread:
+        """Begins to call a function now and then, which calls `tend`; the thread that does."""
         self._turn = Turn("aot-serving-turn", TEND_SECONDS, turn)
+        return self._turn.thread
 
     # Requests
 
@@ -144,7 +146,7 @@ class Rollout:
                     size += more
                     key = asked.key_text
                     shadow.add(Shadowed(begin, bucket, key, given, found, outcome, seconds, is_cold, name, fresh, size))
-                except (TypeError, ValueError, RuntimeError, MemoryError):  # arrays that are not in CPU memory
+                except Exception:  # of other packages, such as for arrays of a GPU; the request has its answer
                     self._chain.add("not_shadowed")
             elif state and sequence is not None:
                 shadow.forget(sequence)

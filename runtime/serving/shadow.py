@@ -94,6 +94,9 @@ class Shadow:
             try:
                 if not self._stopped.is_set() and self._candidate.is_current:
                     self._pair(item)
+            except Exception as error:  # whatever it is, the next ones are compared
+                cause = type(error).__name__
+                self.failed[cause] = self.failed.get(cause, 0) + 1
             finally:
                 with self._lock:
                     self._waiting -= 1
