@@ -30,6 +30,7 @@ from aot.runtime._specs import StateSpec, TensorSpec
 from aot.runtime.serving import _wire
 from aot.runtime.serving.causes import BUSY, CLOSED, CRASH, TIMEOUT, UNAVAILABLE, LinkError
 
+_END_SECONDS = 1.0  # that a killed process has to end
 _DEVICE = 11  # aot_status: the device's error is sticky, so the process is of no use any more
 
 
@@ -93,8 +94,12 @@ class SameFile:
 
 class _Channel:
     def __init__(self) -> None:
-        self.socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.arena = _wire.Arena(_wire.shared_file("aot-serving"))
+        try:
+            self.socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except BaseException:
+            self.arena.close()  # sockets close by themselves
+            raise
 
     def close(self) -> None:
         self.socket.close()
@@ -108,30 +113,35 @@ class _Process:
     def __init__(self, setup: int, channels: int) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.idle: queue.LifoQueue[_Channel] = queue.LifoQueue()
-        self.shadow = _Channel()  # of the shadow thread alone
         self.late: list[tuple[_Channel, float]] = []  # of requests that gave up, until their reply or a hang
-        live = [_Channel() for _ in range(channels)]
+        made: list[_Channel] = []
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         command = [sys.executable, "-P", "-m", "aot.runtime.serving.worker", str(theirs.fileno())]
+        started: subprocess.Popen[bytes] | None = None
         try:
-            self.popen = subprocess.Popen(
+            for _ in range(1 + channels):
+                made.append(_Channel())
+            self.popen = started = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
                 env=environment, start_new_session=True,
             )  # fmt: skip
             descriptors = [setup]
-            for channel in (self.shadow, *live):
+            for channel in made:
                 descriptors += [channel.theirs.fileno(), channel.arena.descriptor]
             socket.send_fds(self.control, [b"setup"], descriptors)
         except BaseException:
-            for channel in (self.shadow, *live):
+            if started is not None:
+                _end_process(started)
+            for channel in made:
                 channel.close()
             self.control.close()
             raise
         finally:
             theirs.close()
-        for channel in (self.shadow, *live):
+        for channel in made:
             channel.theirs.close()  # so that the end of the process is the end of the channel
-        for channel in live:
+        self.shadow = made[0]  # of the shadow thread alone
+        for channel in made[1:]:
             self.idle.put(channel)
         self.is_lost = self.is_shadow_busy = False
 
@@ -145,8 +155,7 @@ class _Process:
     def end(self) -> int:
         """Kills the process and closes what nobody uses; returns the exit status. Channels in use see the end."""
         self.is_lost = True
-        self.popen.kill()
-        status = self.popen.wait()
+        status = _end_process(self.popen)
         self.control.close()
         if not self.is_shadow_busy:
             self.shadow.close()
@@ -157,6 +166,16 @@ class _Process:
             channel.close()
         self.late.clear()
         return status
+
+
+def _end_process(process: subprocess.Popen[bytes]) -> int:
+    """Kills it; the exit status. One that a driver or a disk keeps in the kernel is not waited for: requests would wait
+    with it. It ends, and is taken from the list of processes, once the kernel lets it go."""
+    process.kill()
+    try:
+        return process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        return -signal.SIGKILL
 
 
 _all: weakref.WeakSet[Worker] = weakref.WeakSet()

@@ -20,7 +20,7 @@ import pytest
 
 from aot.errors import ArtifactError, GuardError, RunError
 from aot.runtime.serving import LinkError, WorkerPolicy, _wire
-from aot.runtime.serving._process import Worker
+from aot.runtime.serving._process import Worker, _Process
 from aot.runtime.serving.faults import Fault
 from aot.runtime.serving.shadow import copies
 from tests.runtime import handmade
@@ -306,7 +306,7 @@ def test_a_dropped_worker_ends(start: Started) -> None:
 PARENT = """
 import os, signal, sys, threading, time
 import numpy as np
-from aot.runtime.serving._process import Worker, WorkerPolicy
+from aot.runtime.serving._process import Worker, _Process, WorkerPolicy
 from aot.runtime.serving.faults import Fault
 from aot.runtime.serving.shadow import copies
 worker = Worker(sys.argv[1], {}, WorkerPolicy(), print, [Fault("hang")])
@@ -448,3 +448,44 @@ def test_a_header_that_is_nested_without_end(start: Started) -> None:
         theirs.send(b"[" * 100_000)
         with pytest.raises(LinkError, match="no sense"):
             _wire.receive(ours)
+
+
+@pytest.mark.parametrize("failing", ["memfd_create", "socketpair", "send_fds"])
+def test_a_start_without_descriptors_leaves_none_behind(
+    start: Started, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    worker = start()
+    before = open_files()
+    of: Any = os if failing == "memfd_create" else socket
+    real, calls = getattr(of, failing), []
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) > (0 if failing == "send_fds" else 2):
+            raise OSError(24, "Too many open files")
+        return real(*arguments, **options)
+
+    if failing == "memfd_create":
+        monkeypatch.setattr("tempfile.TemporaryFile", fail)
+    monkeypatch.setattr(of, failing, fail)
+    for _ in range(3):
+        with pytest.raises(OSError, match="Too many"):
+            _Process(worker._setup, QUICK.channels)
+    assert open_files() == before
+
+
+def test_a_killed_process_that_does_not_end_is_not_waited_for(start: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one in a driver's or a disk's call, which no signal interrupts."""
+    worker = start()
+    assert worker._process is not None
+    popen = worker._process.popen
+    monkeypatch.setattr(popen, "kill", lambda: None)
+    ended = threading.Thread(target=worker.close, daemon=True)
+    ended.start()
+    ended.join(20)
+    try:
+        assert not ended.is_alive()
+    finally:
+        monkeypatch.undo()
+        popen.kill()
+        popen.wait()
