@@ -86,6 +86,7 @@ class Deployment:
         weakref.finalize(self, _end_all, self._live).atexit = False
         self._last_shadow: dict[str, Any] | None = None
         self._upkeep_error = ""
+        self._of_parent: Rollout | None = None  # in a forked child
         self._is_closed = False
         self._long_share = _ALL
         self.candidate_error: AotError | None = None
@@ -93,6 +94,7 @@ class Deployment:
         self._absent: dict[str, str] = {}
         self._stable = self._make_version(stable)
         self._update()
+        _all.add(self)
         if candidate is not None:
             try:
                 self.start_candidate(candidate, canary=canary, test_faults=test_faults)
@@ -496,6 +498,14 @@ class Deployment:
             if thread is not threading.current_thread():
                 thread.join()
 
+    def _forget_candidate(self) -> None:
+        """In a forked child, with the lock: the candidate is the parent's, whose rollbacks do not get here."""
+        self._of_parent, self._rollout = self._rollout, None  # kept, as it is not the child's to unload
+        self._live.clear()
+        self._threads.clear()
+        self._changing = threading.RLock()
+        self._update()
+
     def __enter__(self) -> Deployment:
         return self
 
@@ -508,6 +518,32 @@ def _deadline(seconds: float) -> float:
     if not seconds > 0:
         raise RunError(f"deadline_seconds must be a positive number of seconds, got {seconds!r}")
     return time.monotonic() + seconds
+
+
+_all: weakref.WeakSet[Deployment] = weakref.WeakSet()
+_forking: list[Deployment] = []
+
+
+def _before_fork() -> None:
+    """No other thread is in the middle of a change of versions or counters, which the child would find half done."""
+    _forking[:] = sorted(_all, key=id)
+    for deployment in _forking:
+        deployment._lock.acquire()
+
+
+def _after_fork(is_child: bool) -> None:
+    for deployment in _forking:
+        if is_child:
+            deployment._forget_candidate()
+        deployment._lock.release()
+    _forking.clear()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=lambda: _after_fork(False),
+    after_in_child=lambda: _after_fork(True),
+)
 
 
 def _end_all(rollouts: list[Rollout]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -730,3 +731,33 @@ def test_inputs_that_are_no_mapping_are_the_clients_fault(deploy: Deployments) -
 def test_a_key_that_is_no_unicode(deploy: Deployments) -> None:
     deployment = deploy(models.dense(), models.dense(), policy=DeploymentPolicy(candidate_share=0.5, isolation="none"))
     np.testing.assert_array_equal(deployment.run({"x": X}, key="caf\udce9")["y"], Y)
+
+
+@pytest.mark.parametrize("isolation", ["process", "none"])
+def test_a_forked_child_serves_without_the_candidate(deploy: Deployments, isolation: str) -> None:
+    policy = DeploymentPolicy(candidate_share=1.0, shadow_share=0.0, isolation=isolation)
+    deployment = deploy(models.dense(), WORSE, policy=policy)
+    assert deployment.run_detailed({"x": X}).link == "candidate"
+    stop = threading.Event()
+
+    def hold() -> None:
+        while not stop.is_set():
+            with deployment._lock:
+                time.sleep(0.001)
+
+    other = threading.Thread(target=hold)  # at the time of the fork it has the lock, which no one in the child gives up
+    other.start()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(20)
+            answer = deployment.run_detailed({"x": X})
+            deployment.close()
+            code = 0 if answer.link == "stable" and np.array_equal(answer.outputs["y"], Y) else 2
+        finally:
+            os._exit(code)
+    stop.set()
+    other.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert deployment.run_detailed({"x": X}).link == "candidate"
