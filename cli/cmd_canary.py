@@ -119,7 +119,7 @@ def _read_json(path: Path, wanted: str) -> dict[str, Any]:
     check_file(path, wanted)
     try:
         document = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"the file is no JSON: {error}", where=str(path)) from error
     if not isinstance(document, dict):
         raise RunError(f"{wanted} is a JSON object", where=str(path))

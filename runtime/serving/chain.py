@@ -155,9 +155,7 @@ class Chain:
         with self.lock:
             self.counts.setdefault(name, Counter())["ok"] += 1
 
-    def failed(
-        self, name: str, breaker: Breaker, cause: str, message: str, *, is_fault: bool = True
-    ) -> None:
+    def failed(self, name: str, breaker: Breaker, cause: str, message: str, *, is_fault: bool = True) -> None:
         """Counts that a link did not answer, has its breaker judge that, and tells.
 
         `is_fault`: it was the link's own, not the chain's.
