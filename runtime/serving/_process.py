@@ -238,9 +238,24 @@ class Worker:
         """Whether the path still names what was loaded first."""
         return self._file.is_same()
 
+    def _check_open(self) -> None:
+        if self.state == "closed":
+            raise LinkError(CLOSED, "the worker process was closed while it started")
+
     def _start(self) -> dict[str, Any]:
-        process = _Process(self._setup, self._policy.channels)
+        with self._lock:
+            self._check_open()
+            setup = os.dup(self._setup)  # `close` may close it meanwhile, and its number become another file's
+        try:
+            process = _Process(setup, self._policy.channels)
+        finally:
+            os.close(setup)
         self._holder.append(process)
+        try:
+            self._check_open()
+        except LinkError:
+            self._discard(process)
+            raise
         process.control.settimeout(self._policy.start_seconds)
         try:
             hello = _wire.receive(process.control)

@@ -23,7 +23,7 @@ from tests.serving.test_worker import until
 X = handmade.batch_of(6)
 Y = handmade.expected(X)
 WORSE = models.dense(every_value="v + 100")
-SHADOWED = {"shadow_share": 1.0, "isolation": "none", "cold_runs": 1, "decide_seconds": 0.01, "shadow_load": 1.0}
+SHADOWED: dict[str, Any] = {"shadow_share": 1.0, "isolation": "none", "cold_runs": 1, "decide_seconds": 0.01, "shadow_load": 1.0}
 
 
 class Script:
@@ -368,10 +368,10 @@ def test_a_comparison_that_raises_does_not_end_the_thread(deploy: Deployments, c
     def fail(*_: Any) -> Any:
         raise KeyError("y")
 
-    comparison.values = fail  # type: ignore[method-assign]
+    comparison.values = fail  # type: ignore[method-assign,assignment]
     deployment.run({"x": X})
     assert deployment.wait_for_shadow(30) and deployment.statistics()["shadow"]["failed"] == {"KeyError": 1}
-    comparison.values = values  # type: ignore[method-assign]
+    comparison.values = values  # type: ignore[method-assign,assignment]
     deployment.run({"x": X})
     assert deployment.wait_for_shadow(30)
     until(lambda: len(canary.pairs()) == 1)

@@ -489,3 +489,23 @@ def test_a_killed_process_that_does_not_end_is_not_waited_for(start: Started, mo
         monkeypatch.undo()
         popen.kill()
         popen.wait()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_closed_while_it_restarts(start: Started, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    before = open_files()
+    worker = start()
+    made: list[_Process] = []
+
+    def make(*arguments: Any) -> _Process:
+        if when == "before":
+            worker.close()
+        made.append(_Process(*arguments))
+        if when == "after":
+            worker.close()
+        return made[0]
+
+    monkeypatch.setattr("aot.runtime.serving._process._Process", make)
+    with pytest.raises(LinkError, match="was closed while"):
+        worker._start()
+    assert made[0].popen.returncode is not None and open_files() == before
