@@ -20,7 +20,7 @@ import numpy as np
 
 from aot.errors import GuardError, RunError
 from aot.runtime import _tensors
-from aot.runtime.serving.causes import CRASH, LinkError
+from aot.runtime.serving.causes import CRASH, ELSEWHERE, LinkError
 
 ALIGN_BYTES = 64
 MOST_HEADER_BYTES = 1 << 17
@@ -81,7 +81,8 @@ def _rounded(size_bytes: int) -> int:
 
 
 def as_arrays(inputs: Mapping[str, Any], specs: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs as row-major numpy arrays; raises GuardError for one that has no form in CPU memory, or is unknown.
+    """Inputs as row-major numpy arrays; raises LinkError for one that has no form in CPU memory, GuardError for
+    one that is unknown or of no element type.
 
     A name that a client made up must not come to the worker: it may be of any type and length.
     """
@@ -94,10 +95,10 @@ def as_arrays(inputs: Mapping[str, Any], specs: Mapping[str, Any]) -> dict[str, 
         try:
             array = host_array(value)
         except Exception as error:
-            raise GuardError(
-                f"a worker process takes arrays in CPU memory, got {type(value).__name__}",
-                where=name,
-                hint='Give numpy arrays, or run the candidate in this process: isolation="none".',
+            raise LinkError(
+                ELSEWHERE,
+                f"{name}: a worker process takes arrays in CPU memory, got {type(value).__name__}; give numpy arrays, "
+                'or run the candidate in this process: isolation="none"',
             ) from error
         if array.dtype.name not in _DTYPE_OF:
             raise GuardError(f"no element type is called {array.dtype.name}", where=name)

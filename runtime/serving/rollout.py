@@ -82,7 +82,8 @@ class Rollout:
         seconds = reply.seconds if reply is not None and not cause else None
         is_cold = reply is not None and reply.runs <= self._policy.cold_runs
         outcome = causes.OUTCOMES[cause] if cause else "ok"
-        self.record(Request(time.time(), bucket, "candidate", outcome, seconds, is_cold, asked.key_text))
+        if cause != causes.ELSEWHERE:  # the candidate was not asked, so that says nothing about it
+            self.record(Request(time.time(), bucket, "candidate", outcome, seconds, is_cold, asked.key_text))
         if cause or reply is None:
             tried.append(("candidate", cause))
             self._chain.failed("candidate", candidate.breaker, cause, message)
