@@ -6,6 +6,7 @@ Exit codes of `judge`: 0 promote, 3 roll back, 4 hold, 1 the records or the expe
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -220,6 +221,8 @@ def _give_order(directory: Path, what: str, who: str, why: str) -> None:
     from aot.runtime.serving.journal import LockedError
 
     _check_directory(directory)
+    # Arguments of another encoding than UTF-8 would be text that no terminal and no page can show.
+    who, why = (os.fsencode(text).decode(errors="replace") for text in (who, why))
     order = Order(what, who, why)
     try:
         with Canary(directory) as canary:
