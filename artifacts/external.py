@@ -51,7 +51,7 @@ def size_problem(file: ExternalFile) -> str:
             header = json.loads(opened.read(length)) if 0 < length <= _MOST_HEADER_BYTES else None
     except OSError as error:
         return f"the weights file {file.path.name} is missing" if not file.path.exists() else f"{error.strerror}"
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if size is None:
         return f"the weights file {file.path.name} is no file"

@@ -72,6 +72,11 @@ def package(folder: Path, artifacts: Sequence[Path], tag: str) -> tuple[Packaged
     for path, artifact in opened:
         layers = [_add_file(blobs, path, FILE_TYPE)]
         if artifact.external_file:
+            if not _is_weights_name(artifact.external_file):
+                raise OptionError(
+                    f"its weights file is called {artifact.external_file!r}, which no one would extract",
+                    where=str(path), hint="Build it with a name that ends in .safetensors.",
+                )  # fmt: skip
             layers.append(_add_file(blobs, path.with_name(artifact.external_file), WEIGHTS_TYPE))
         for target in dict.fromkeys(program.target for program in artifact.programs):
             manifest = _add_manifest(blobs, artifact, target, layers)
@@ -109,14 +114,26 @@ def extract(folder: Path, target: str, output: Path, tag: str | None = None) -> 
         if layer.get("mediaType") not in (FILE_TYPE, WEIGHTS_TYPE):
             continue
         name = str(_annotations(layer).get(TITLE, ""))
-        if not name or name in (".", "..") or Path(name).name != name or "\0" in name:
-            _broken(folder, f"{name!r} is no name of a file")
-        place = output if layer["mediaType"] == FILE_TYPE else output.with_name(name)
+        is_weights = layer["mediaType"] == WEIGHTS_TYPE
+        if not _is_file_name(name) or (is_weights and not _is_weights_name(name)):
+            _broken(folder, f"{name!r} is no name of a file{' of weights' if is_weights else ''}")
+        place = output.with_name(name) if is_weights else output
         if place in written:
             _broken(folder, f"two layers are called {name!r}")
         _copy(_blob(folder, layer), place, layer)
         written.append(place)
     return tuple(reversed(written))
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether a name stays in its folder, and a terminal may show it."""
+    return name not in ("", ".", "..") and Path(name).name == name and name.isprintable() and len(name.encode()) <= 200
+
+
+def _is_weights_name(name: str) -> bool:
+    """Whether a file of that name does nothing by itself, as .bashrc or conftest.py would, and replaces no such file:
+    whoever made the layout chose it."""
+    return _is_file_name(name) and name.endswith(".safetensors") and not name.startswith(".")
 
 
 def _opened(path: Path) -> Artifact:
@@ -259,7 +276,7 @@ def _top(folder: Path) -> Document:
                 found = json.loads(file.read(_MOST_DOCUMENT_BYTES))
         except OSError as error:
             raise OptionError(f"it is no OCI layout: {name}: {error.strerror}", where=str(folder)) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             _broken(folder, f"{name}: {error}")
         if not isinstance(found, dict):
             _broken(folder, f"{name} is no object")
@@ -314,7 +331,7 @@ def _document(folder: Path, descriptor: Document) -> Document:
         _broken(folder, f"blob {descriptor['digest']} does not match its digest")
     try:
         found = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         _broken(folder, f"blob {descriptor['digest']}: {error}")
     if not isinstance(found, dict):
         _broken(folder, f"blob {descriptor['digest']} is no object")

@@ -89,7 +89,7 @@ class Reader:
             return {}
         try:
             value = json.loads(raw)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             self.fail(kind, str(error))
         if not isinstance(value, dict):
             self.fail(kind, "not a JSON object")

@@ -6,6 +6,7 @@ Exit codes of `judge`: 0 promote, 3 roll back, 4 hold, 1 the records or the expe
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -119,7 +120,7 @@ def _read_json(path: Path, wanted: str) -> dict[str, Any]:
     check_file(path, wanted)
     try:
         document = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(f"the file is no JSON: {error}", where=str(path)) from error
     if not isinstance(document, dict):
         raise RunError(f"{wanted} is a JSON object", where=str(path))
@@ -220,6 +221,8 @@ def _give_order(directory: Path, what: str, who: str, why: str) -> None:
     from aot.runtime.serving.journal import LockedError
 
     _check_directory(directory)
+    # Arguments of another encoding than UTF-8 would be text that no terminal and no page can show.
+    who, why = (os.fsencode(text).decode(errors="replace") for text in (who, why))
     order = Order(what, who, why)
     try:
         with Canary(directory) as canary:

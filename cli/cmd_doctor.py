@@ -10,6 +10,7 @@ import click
 
 from aot.cli.common import DIFFERS, bytes_text, check_file, common_options, print_facts, print_json, wants
 from aot.cli.machine import HERE, MachineType, machine_text
+from aot.errors import ArtifactError
 
 _COLOURS = {"runs": "green", "runs slower": "yellow", "cannot run": "red"}
 
@@ -38,7 +39,13 @@ def command(artifact: Path, machine: Any, strict: bool) -> None:
     check_file(artifact, "an artifact")
     held = read_held(artifact)
     described = None if machine == HERE else machine
-    found = diagnose(held, described)
+    try:
+        found = diagnose(held, described)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # meta is JSON of any form
+        raise ArtifactError(
+            f"the artifact's meta section is not as a build writes it: {type(error).__name__}: {error}",
+            where=str(artifact), hint="Build it again, or get it again from who built it.",
+        ) from error  # fmt: skip
     known = this_machine() if described is None else described
     if wants("json"):
         document = asdict(found) | {"artifact": str(artifact), "machine": asdict(known)}

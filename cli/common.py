@@ -132,7 +132,8 @@ def plain(value: Any) -> Any:
 
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
-    click.echo(json.dumps(plain(document), indent=2, ensure_ascii=False))
+    text = json.dumps(plain(document), indent=2, ensure_ascii=False)
+    click.echo(text.encode(errors="backslashreplace").decode())  # what is no Unicode, as JSON escapes it
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[Any]], title: str = "") -> None:

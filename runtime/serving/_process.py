@@ -29,8 +29,8 @@ from aot.errors import AotError, RunError
 from aot.runtime._specs import StateSpec, TensorSpec
 from aot.runtime.serving import _wire
 from aot.runtime.serving.causes import BUSY, CLOSED, CRASH, TIMEOUT, UNAVAILABLE, LinkError
-from aot.runtime.serving.links import identity_of
 
+_END_SECONDS = 1.0  # that a killed process has to end
 _DEVICE = 11  # aot_status: the device's error is sticky, so the process is of no use any more
 
 
@@ -72,10 +72,35 @@ class Reply(NamedTuple):
     twin_seconds: float | None = None
 
 
+class SameFile:
+    """Whether a path names the file that it named first; of what is no path, that is always so."""
+
+    def __init__(self, source: Any) -> None:
+        self._path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
+        self._identity = self._find()
+
+    def _find(self) -> tuple[int, ...] | None:
+        if self._path is None:
+            return None
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return ()
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+    def is_same(self) -> bool:
+        """Whether it is the same file, with the same size and time."""
+        return self._find() == self._identity
+
+
 class _Channel:
     def __init__(self) -> None:
-        self.socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.arena = _wire.Arena(_wire.shared_file("aot-serving"))
+        try:
+            self.socket, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except BaseException:
+            self.arena.close()  # sockets close by themselves
+            raise
 
     def close(self) -> None:
         self.socket.close()
@@ -89,30 +114,35 @@ class _Process:
     def __init__(self, setup: int, channels: int) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.idle: queue.LifoQueue[_Channel] = queue.LifoQueue()
-        self.shadow = _Channel()  # of the shadow thread alone
         self.late: list[tuple[_Channel, float]] = []  # of requests that gave up, until their reply or a hang
-        live = [_Channel() for _ in range(channels)]
+        made: list[_Channel] = []
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         command = [sys.executable, "-P", "-m", "aot.runtime.serving.worker", str(theirs.fileno())]
+        started: subprocess.Popen[bytes] | None = None
         try:
-            self.popen = subprocess.Popen(
+            for _ in range(1 + channels):
+                made.append(_Channel())
+            self.popen = started = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(),),
                 env=environment, start_new_session=True,
             )  # fmt: skip
             descriptors = [setup]
-            for channel in (self.shadow, *live):
+            for channel in made:
                 descriptors += [channel.theirs.fileno(), channel.arena.descriptor]
             socket.send_fds(self.control, [b"setup"], descriptors)
         except BaseException:
-            for channel in (self.shadow, *live):
+            if started is not None:
+                _end_process(started)
+            for channel in made:
                 channel.close()
             self.control.close()
             raise
         finally:
             theirs.close()
-        for channel in (self.shadow, *live):
+        for channel in made:
             channel.theirs.close()  # so that the end of the process is the end of the channel
-        for channel in live:
+        self.shadow = made[0]  # of the shadow thread alone
+        for channel in made[1:]:
             self.idle.put(channel)
         self.is_lost = self.is_shadow_busy = False
 
@@ -126,8 +156,7 @@ class _Process:
     def end(self) -> int:
         """Kills the process and closes what nobody uses; returns the exit status. Channels in use see the end."""
         self.is_lost = True
-        self.popen.kill()
-        status = self.popen.wait()
+        status = _end_process(self.popen)
         self.control.close()
         if not self.is_shadow_busy:
             self.shadow.close()
@@ -138,6 +167,16 @@ class _Process:
             channel.close()
         self.late.clear()
         return status
+
+
+def _end_process(process: subprocess.Popen[bytes]) -> int:
+    """Kills it; the exit status. One that a driver or a disk keeps in the kernel is not waited for: requests would wait
+    with it. It ends, and is taken from the list of processes, once the kernel lets it go."""
+    process.kill()
+    try:
+        return process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        return -signal.SIGKILL
 
 
 _all: weakref.WeakSet[Worker] = weakref.WeakSet()
@@ -162,8 +201,8 @@ class Worker:
         twin: Any = None,
     ) -> None:
         self._policy, self._on_event, self._clock = policy, on_event, clock
-        self._artifact, self._identity = artifact, identity_of(artifact)
-        self._twin, self._twin_identity = twin, identity_of(twin)
+        self._artifact, self._twin = artifact, twin
+        self._file, self._twin_file = SameFile(artifact), SameFile(twin)
         self._options, self._faults = dict(options), tuple(faults)
         self._setup = _wire.shared_file("aot-serving-setup")
         try:
@@ -212,11 +251,26 @@ class Worker:
 
     def is_same_file(self) -> bool:
         """Whether the path still names what was loaded first."""
-        return bool(identity_of(self._artifact) == self._identity)
+        return self._file.is_same()
+
+    def _check_open(self) -> None:
+        if self.state == "closed":
+            raise LinkError(CLOSED, "the worker process was closed while it started")
 
     def _start(self) -> dict[str, Any]:
-        process = _Process(self._setup, self._policy.channels)
+        with self._lock:
+            self._check_open()
+            setup = os.dup(self._setup)  # `close` may close it meanwhile, and its number become another file's
+        try:
+            process = _Process(setup, self._policy.channels)
+        finally:
+            os.close(setup)
         self._holder.append(process)
+        try:
+            self._check_open()
+        except LinkError:
+            self._discard(process)
+            raise
         process.control.settimeout(self._policy.start_seconds)
         try:
             hello = _wire.receive(process.control)
@@ -277,11 +331,12 @@ class Worker:
             _wire.put(channel.arena.map(stop), rows, arrays)
             channel.socket.settimeout(limit)
             size = channel.arena.size_bytes
-            end = "late"
             # It stops between two steps a little earlier, so that its answer is not late.
             timeout = None if timeout_seconds is None else timeout_seconds * 0.9
             header = {"size": size, "end": stop, "inputs": rows, "timeout": timeout, "is_paired": is_shadow}
-            _wire.send(channel.socket, header)
+            message = _wire.encoded(header)
+            end = "late"
+            channel.socket.send(message)
             reply = _wire.receive(channel.socket)
             if reply is None:
                 raise ConnectionError
@@ -408,7 +463,7 @@ class Worker:
             self._stop("the candidate's file was replaced; deploy it again")
             return
         try:
-            if self._twin is not None and identity_of(self._twin) != self._twin_identity:
+            if self._twin is not None and not self._twin_file.is_same():
                 self._twin = None  # another file is in its place
                 self._write_setup()
             self._start()

@@ -20,7 +20,7 @@ import numpy as np
 
 from aot.errors import GuardError, RunError
 from aot.runtime import _tensors
-from aot.runtime.serving.causes import CRASH, LinkError
+from aot.runtime.serving.causes import CRASH, ELSEWHERE, LinkError
 
 ALIGN_BYTES = 64
 MOST_HEADER_BYTES = 1 << 17
@@ -81,23 +81,38 @@ def _rounded(size_bytes: int) -> int:
 
 
 def as_arrays(inputs: Mapping[str, Any], specs: Mapping[str, Any]) -> dict[str, Any]:
-    """Inputs as row-major numpy arrays; raises GuardError for one that has no form in CPU memory."""
+    """Inputs as row-major numpy arrays; raises LinkError for one that has no form in CPU memory, GuardError for
+    one that is unknown or of no element type.
+
+    A name that a client made up must not come to the worker: it may be of any type and length.
+    """
     found = {}
     for name, value in inputs.items():
-        if type(value) in (int, float, bool) and name in specs:
+        if name not in specs:
+            raise GuardError(f"unknown input {name!r:.200}", hint=f"The model's inputs are {', '.join(specs)}.")
+        if type(value) in (int, float, bool):
             value = _tensors.of_number(name, value, specs[name].dtype, specs[name].shape)
         try:
-            array = np.asarray(value)
+            array = host_array(value)
         except Exception as error:
-            raise GuardError(
-                f"a worker process takes arrays in CPU memory, got {type(value).__name__}",
-                where=name,
-                hint='Give numpy arrays, or run the candidate in this process: isolation="none".',
+            raise LinkError(
+                ELSEWHERE,
+                f"{name}: a worker process takes arrays in CPU memory, got {type(value).__name__}; give numpy arrays, "
+                'or run the candidate in this process: isolation="none"',
             ) from error
         if array.dtype.name not in _DTYPE_OF:
             raise GuardError(f"no element type is called {array.dtype.name}", where=name)
         found[name] = np.ascontiguousarray(array).reshape(array.shape)
     return found
+
+
+def host_array(value: Any) -> Any:
+    """What a model takes as an input, as a numpy array, not copied. Raises what its package raises where it cannot."""
+    if type(value).__module__.partition(".")[0] == "torch":
+        value = value.detach()
+    if not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
+        return np.from_dlpack(value)
+    return np.asarray(value)
 
 
 def places(arrays: Mapping[str, Any], start: int) -> tuple[list[list[Any]], int]:
@@ -141,12 +156,17 @@ def views(memory: mmap.mmap, rows: Any) -> dict[str, Any]:
     return found
 
 
-def send(channel: socket.socket, message: Mapping[str, Any]) -> None:
-    """Sends one header; raises OSError where nobody listens any more, RunError for one that is too long."""
+def encoded(message: Mapping[str, Any]) -> bytes:
+    """One header; raises RunError for one that is too long."""
     data = json.dumps(message).encode()
     if len(data) > MOST_HEADER_BYTES:
         raise RunError(f"the names and shapes of a request take {len(data)} bytes; {MOST_HEADER_BYTES} are the most")
-    channel.send(data)
+    return data
+
+
+def send(channel: socket.socket, message: Mapping[str, Any]) -> None:
+    """Sends one header; raises OSError where nobody listens any more, RunError for one that is too long."""
+    channel.send(encoded(message))
 
 
 def receive(channel: socket.socket) -> dict[str, Any] | None:
@@ -159,7 +179,7 @@ def receive(channel: socket.socket) -> dict[str, Any] | None:
         return None
     try:
         message = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LinkError(CRASH, f"a message of the worker process makes no sense: {error}") from error
     if not isinstance(message, dict):
         raise LinkError(CRASH, "a message of the worker process makes no sense: it is no object")

@@ -40,7 +40,7 @@ class Audit:
                 line = json.loads(text)
                 if isinstance(line, dict) and isinstance(line.get("number"), int):
                     lines.append(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue  # damaged by others: the file is theirs to look after, its other lines stay
         return lines
 
@@ -56,7 +56,9 @@ class Audit:
         """Writes what is unwritten, and syncs. Raises StateError where it cannot; then it is as it was."""
         if not self._unwritten:
             return
-        data = b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in self._unwritten)
+        # What is no Unicode, as in an argument of another encoding, becomes JSON's escape for it.
+        texts = [json.dumps(line, ensure_ascii=False) + "\n" for line in self._unwritten]
+        data = "".join(texts).encode(errors="backslashreplace")
         try:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:

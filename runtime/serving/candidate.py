@@ -12,7 +12,7 @@ from typing import Any
 
 from aot.errors import RunError
 from aot.runtime import Model, load
-from aot.runtime.serving._process import Reply, Worker
+from aot.runtime.serving._process import Reply, SameFile, Worker
 from aot.runtime.serving.breaker import Breaker
 from aot.runtime.serving.deployment_policy import DeploymentPolicy
 from aot.runtime.serving.faults import Fault, Faulty
@@ -30,6 +30,7 @@ class InProcess:
         self._runs: Any = Faulty(self.model, faults) if faults else self.model
         self.inputs, self.outputs, self.states = self.model.inputs, self.model.outputs, self.model.state
         self.meta, self.target = self.model.meta, self.model.target
+        self._file = SameFile(artifact)
         self._seen: dict[Any, int] = {}
 
     def run(self, inputs: Mapping[str, Any], timeout_seconds: float | None, *, is_shadow: bool = False) -> Reply:
@@ -40,6 +41,10 @@ class InProcess:
         shapes = tuple(getattr(value, "shape", None) for value in inputs.values())
         runs = self._seen[shapes] = self._seen.get(shapes, 0) + 1
         return Reply(results, seconds, 0.0, runs)
+
+    def is_same_file(self) -> bool:
+        """Whether a path still names what was loaded."""
+        return self._file.is_same()
 
     def tend(self) -> None:
         """Nothing to do."""
@@ -59,7 +64,7 @@ def hash_share(salt: str, key: str | bytes | int) -> float:
 
     BLAKE2b, so that keys that look alike, such as counted ones, fall evenly.
     """
-    data = key if isinstance(key, bytes) else str(key).encode()
+    data = key if isinstance(key, bytes) else str(key).encode(errors="surrogatepass")
     digest = hashlib.blake2b(data, digest_size=8, key=salt.encode()[:64]).digest()
     return int.from_bytes(digest, "little") / 2.0**64
 
@@ -123,7 +128,7 @@ class Candidate:
 
     def check_source(self) -> None:
         """Raises RunError where the file is another one than that which was loaded."""
-        if isinstance(self.runner, Worker) and not self.runner.is_same_file():
+        if not self.runner.is_same_file():
             raise RunError(
                 "the candidate's file was replaced after it was loaded",
                 where=os.fspath(self.source),
@@ -174,7 +179,5 @@ class Turn:
             self._function()
 
     def stop(self) -> None:
-        """No further call; waits for the one in progress, unless this is it."""
+        """No further call. The one in progress is not waited for: it may want what the caller holds."""
         self._stop.set()
-        if threading.current_thread() is not self.thread:
-            self.thread.join()

@@ -7,11 +7,12 @@ from aot.errors import GuardError, RunError
 GUARD, DEVICE, CRASH, TIMEOUT, NOT_FINITE = "guard", "device", "crash", "timeout", "not_finite"
 MEMORY, ERROR = "memory", "error"
 OPEN, BUSY, UNAVAILABLE, DISCARDED, CLOSED = "open", "busy", "unavailable", "discarded", "closed"
+ELSEWHERE = "elsewhere"  # the inputs are in memory, such as a GPU's, from where they do not go to a worker process
 
 OUTCOMES = {
     GUARD: "guard", DEVICE: "device", MEMORY: "device", ERROR: "device", CRASH: "crash", TIMEOUT: "timeout",
     NOT_FINITE: "not_finite", OPEN: "fallback", BUSY: "fallback", UNAVAILABLE: "fallback", DISCARDED: "fallback",
-    CLOSED: "fallback",
+    CLOSED: "fallback", ELSEWHERE: "fallback",
 }  # fmt: skip
 """Causes as outcomes of records."""
 

@@ -41,8 +41,8 @@ class Answer(NamedTuple):
 class Event(NamedTuple):
     """Something that an operator may want to know. `kind`: "fallback" (a link did not answer a request), "refused",
     "breaker_opened", "candidate_started", "candidate_refused", "promoted", "rolled_back", "swapped", "worker_lost",
-    "worker_restarted", "worker_stopped", "canary_failed", "link_absent", "runs_slower" (the artifact's fastest
-    code needs another machine)."""
+    "worker_restarted", "worker_stopped", "canary_failed", "upkeep_failed" (what looks after the candidate raised),
+    "link_absent", "runs_slower" (the artifact's fastest code needs another machine)."""
 
     kind: str
     link: str
@@ -102,7 +102,7 @@ class Chain:
             saved = {name: array.copy() for name, array in state.items() if hasattr(array, "copy")}
         first_error = failure
         for link in links if failure is None else links[1:]:
-            if link is not links[-1] and not link.breaker.allows():
+            if not link.breaker.allows() and link is not links[-1]:  # asked of the last one as well: it counts trials
                 tried.append((link.name, causes.OPEN))
                 self.failed(link.name, link.breaker, causes.OPEN, "")
                 continue
@@ -155,16 +155,14 @@ class Chain:
         with self.lock:
             self.counts.setdefault(name, Counter())["ok"] += 1
 
-    def failed(
-        self, name: str, breaker: Breaker, cause: str, message: str, *, is_counted: bool = False, is_fault: bool = True
-    ) -> None:
+    def failed(self, name: str, breaker: Breaker, cause: str, message: str, *, is_fault: bool = True) -> None:
         """Counts that a link did not answer, has its breaker judge that, and tells.
 
-        `is_counted`: it is in the counters already. `is_fault`: it was the link's own, not the chain's.
+        `is_fault`: it was the link's own, not the chain's.
         """
         with self.lock:
             counts = self.counts.setdefault(name, Counter())
-            counts[cause] += not is_counted
+            counts[cause] += 1
             runs = counts["ok"] + sum(counts[other] for other in causes.OF_LINK)
         if cause in causes.OF_LINK and is_fault:
             if breaker.failed(runs):

@@ -180,13 +180,14 @@ class Canary:
         """Takes records; they are on disk when this returns. Many at once cost one sync.
 
         Raises RunError where they cannot be written (a full disk): then none of them count, and the canary holds
-        until a write succeeds.
+        until a write succeeds; and where one of them is no record that a restart could read.
         """
-        taken = list(records)
+        written = [to_json(record) for record in records]
+        taken = [from_json(record) for record in written]
         if not taken:
             return
         with self._mutex:
-            self._append({"records": [to_json(record) for record in taken]})
+            self._append({"records": written})
             self._rollout.judge.add_many(taken)
             self._rotate()
 
@@ -278,9 +279,11 @@ class Canary:
             if order.what == "resume" and state != "paused":
                 raise RunError("this rollout is not paused", where=str(self.directory), hint="There is nothing to do.")
             new = {"pause": "paused", "resume": "running", "promote": "promoted", "roll back": "rolled back"}
-            orders = (*self._rollout.progress.orders, name)[-_ORDERS_KEPT:] if name else None
             self._record(order.what, (f"{order.what} by {order.who}: {order.why}",), order=order,
-                         state=new[order.what], orders=orders)  # fmt: skip
+                         state=new[order.what], orders=self._orders_done(name))  # fmt: skip
+
+    def _orders_done(self, name: str) -> tuple[str, ...] | None:
+        return (*self._rollout.progress.orders, name)[-_ORDERS_KEPT:] if name else None
 
     def _follow_orders(self) -> None:
         for name, order in read_orders(self.directory):
@@ -292,7 +295,7 @@ class Canary:
                 except StateError:
                     raise
                 except RunError as error:
-                    self._record("order refused", (f"{name}: {error.message}",))
+                    self._record("order refused", (f"{name}: {error.message}",), orders=self._orders_done(name))
             finish_order(self.directory, name)
 
     def _record(

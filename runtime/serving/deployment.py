@@ -30,7 +30,6 @@ from aot.runtime.serving.links import (
     Version,
     check_fallback,
     closed_error,
-    identity_of,
     make_version,
     seconds_of,
 )
@@ -41,7 +40,7 @@ _ALL = 2.0
 """More than any share: every request goes the long way."""
 _TOTALS = (
     "refused", "swaps", "promotions", "rollbacks", "candidates_refused", "canary_failures", "records_lost",
-    "records_dropped", "not_shadowed", "event_errors",
+    "records_dropped", "not_shadowed", "event_errors", "upkeep_failures",
 )  # fmt: skip
 
 
@@ -83,9 +82,12 @@ class Deployment:
         self._changing = threading.RLock()  # one change of versions at a time
         self._count = 0
         self._rollout: Rollout | None = None
+        self._threads: list[threading.Thread] = []  # that `close` waits for
         self._live: list[Rollout] = []  # what must be ended where a deployment is dropped without `close`
         weakref.finalize(self, _end_all, self._live).atexit = False
         self._last_shadow: dict[str, Any] | None = None
+        self._upkeep_error = ""
+        self._of_parent: Rollout | None = None  # in a forked child
         self._is_closed = False
         self._long_share = _ALL
         self.candidate_error: AotError | None = None
@@ -93,6 +95,7 @@ class Deployment:
         self._absent: dict[str, str] = {}
         self._stable = self._make_version(stable)
         self._update()
+        _all.add(self)
         if candidate is not None:
             try:
                 self.start_candidate(candidate, canary=canary, test_faults=test_faults)
@@ -198,7 +201,7 @@ class Deployment:
             made: Candidate | None = None
             try:
                 twin = self._stable
-                is_there = not isinstance(twin.source, Model) and identity_of(twin.source) == twin.identity
+                is_there = not isinstance(twin.source, Model) and twin.file.is_same()
                 made = Candidate(
                     number, candidate, self._options, self.policy, self._breaker(), on_event, test_faults,
                     twin.source if is_there else None,
@@ -234,7 +237,8 @@ class Deployment:
                 if (deployment := me()) is not None:
                     deployment._tend(rollout)
 
-            rollout.start(turn)
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            self._threads.append(rollout.start(turn))
         self._chain.tell("candidate_started", "candidate", "", f"artifact {number} is the candidate")
         self._tell_slower("candidate", made.runner)
 
@@ -285,8 +289,12 @@ class Deployment:
             rollout = self._rollout
             if rollout is None:
                 raise RunError("there is no candidate to promote")
-            rollout.candidate.check_source()
             version = self._make_version(rollout.candidate.source, rollout.candidate.number)
+            try:
+                rollout.candidate.check_source()  # after loading, so that nothing can take its place in between
+            except BaseException:
+                version.close()
+                raise
             self._install(version)
             self._end(rollout)
             self._chain.add("promotions")
@@ -332,10 +340,9 @@ class Deployment:
         try:
             results = version.model.run(inputs, outputs=outputs)
         except Exception as failure:
-            self._leave(version, cause_of(failure))
-            return self._after(failure, Asked(inputs, key, sequence, None, outputs))
+            return self._after(version, failure, Asked(inputs, key, sequence, None, outputs))
         except BaseException:
-            self._leave(version, "")
+            self._leave(version)
             raise
         with lock:
             version.in_flight -= 1
@@ -355,27 +362,22 @@ class Deployment:
         try:
             return seconds_of(version.model, inputs)
         finally:
-            self._leave(version, "")
+            self._leave(version)
 
-    def _leave(self, version: Version, counted: str) -> None:
+    def _leave(self, version: Version) -> None:
         with self._lock:
             version.in_flight -= 1
-            if counted:
-                self._stable_counts[counted] += 1
             is_last = version.is_retired and version.in_flight == 0
         if is_last:
             version.close()
 
-    def _after(self, failure: Exception, asked: Asked) -> dict[str, Any]:
-        """The answer after stable failed on the short way, which has counted that."""
-        with self._lock:
-            version = self._stable
-            version.in_flight += 1
+    def _after(self, version: Version, failure: Exception, asked: Asked) -> dict[str, Any]:
+        """The answer after stable failed on the short way."""
         try:
-            self._chain.failed("stable", version.breaker, cause_of(failure), str(failure), is_counted=True)
+            self._chain.failed("stable", version.breaker, cause_of(failure), str(failure))
             return self._chain.answer(version, asked, [], failure).outputs
         finally:
-            self._leave(version, "")
+            self._leave(version)
 
     def run_detailed(
         self,
@@ -400,14 +402,14 @@ class Deployment:
             if rollout is not None:
                 rollout.candidate.in_flight += 1
         try:
-            if rollout is None:
+            if rollout is None or not isinstance(asked.inputs, Mapping):
                 return self._chain.answer(version, asked, [])
             if not rollout.takes(asked):
                 return rollout.beside(version, asked, is_drawn)
             tried: list[tuple[str, str]] = []
             return rollout.ask(version, asked, tried) or self._chain.answer(version, asked, tried)
         finally:
-            self._leave(version, "")
+            self._leave(version)
             if rollout is not None:
                 self._leave_candidate(rollout.candidate)
 
@@ -422,13 +424,29 @@ class Deployment:
 
     def _tend(self, rollout: Rollout) -> None:
         """What a thread does every few milliseconds while there is a candidate."""
-        rollout.candidate.runner.tend()
+        try:
+            rollout.candidate.runner.tend()
+        except Exception as error:  # whatever it is: without this thread the canary would decide nothing any more
+            self._upkeep_failed(error)
+        if self._rollout is not rollout or not rollout.is_due():
+            return
+        # Not while versions cannot change: a disk that hangs must not keep an operator from rolling back.
+        state, share = rollout.decide()
         if self._changing.acquire(blocking=False):
             try:
-                if self._rollout is rollout and rollout.is_due():
-                    self._obey(rollout, *rollout.decide())
+                if self._rollout is rollout:
+                    self._obey(rollout, state, share)
+            except Exception as error:
+                self._upkeep_failed(error)
             finally:
                 self._changing.release()
+
+    def _upkeep_failed(self, error: Exception) -> None:
+        self._chain.add("upkeep_failures")
+        said = f"{type(error).__name__}: {error}"
+        if said != self._upkeep_error:  # it comes again every few milliseconds
+            self._upkeep_error = said
+            self._chain.tell("upkeep_failed", "candidate", type(error).__name__, str(error))
 
     def _obey(self, rollout: Rollout, state: str, share: float) -> None:
         """Does what the canary decided."""
@@ -437,8 +455,9 @@ class Deployment:
         elif state == "promoted":
             try:
                 self.promote()
-            except AotError as error:
-                self._chain.tell("canary_failed", "candidate", error.code, f"promotion: {error}")
+            except Exception as error:
+                code = error.code if isinstance(error, AotError) else type(error).__name__
+                self._chain.tell("canary_failed", "candidate", code, f"promotion: {error}")
                 self.roll_back("it cannot be loaded in the serving process")
         elif share != rollout.candidate.share:
             self._set_share(rollout, share)
@@ -501,6 +520,17 @@ class Deployment:
                 self._end(rollout)
             if is_idle:
                 version.close()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _forget_candidate(self) -> None:
+        """In a forked child, with the lock: the candidate is the parent's, whose rollbacks do not get here."""
+        self._of_parent, self._rollout = self._rollout, None  # kept, as it is not the child's to unload
+        self._live.clear()
+        self._threads.clear()
+        self._changing = threading.RLock()
+        self._update()
 
     def __enter__(self) -> Deployment:
         return self
@@ -514,6 +544,32 @@ def _deadline(seconds: float) -> float:
     if not seconds > 0:
         raise RunError(f"deadline_seconds must be a positive number of seconds, got {seconds!r}")
     return time.monotonic() + seconds
+
+
+_all: weakref.WeakSet[Deployment] = weakref.WeakSet()
+_forking: list[Deployment] = []
+
+
+def _before_fork() -> None:
+    """No other thread is in the middle of a change of versions or counters, which the child would find half done."""
+    _forking[:] = sorted(_all, key=id)
+    for deployment in _forking:
+        deployment._lock.acquire()
+
+
+def _after_fork(is_child: bool) -> None:
+    for deployment in _forking:
+        if is_child:
+            deployment._forget_candidate()
+        deployment._lock.release()
+    _forking.clear()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=lambda: _after_fork(False),
+    after_in_child=lambda: _after_fork(True),
+)
 
 
 def _end_all(rollouts: list[Rollout]) -> None:

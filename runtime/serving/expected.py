@@ -9,6 +9,7 @@ from typing import Any
 
 from aot.errors import RunError
 
+_MOST_SAMPLES = 1 << 53
 _HINT = 'Errors are recorded as {output: {metric: {"samples": count, "quantiles": [[probability, value], ...]}}}.'
 
 
@@ -92,7 +93,9 @@ def _distribution(entry: Any, where: str) -> ErrorDistribution:
         quantiles = tuple((float(probability), float(value)) for probability, value in entry["quantiles"])
         if isinstance(samples, bool) or not isinstance(samples, int):
             raise TypeError("samples is not a whole number")
-    except (KeyError, TypeError, ValueError) as error:
+        if not 1 <= samples <= _MOST_SAMPLES:
+            raise ValueError(f"samples is not from 1 to {_MOST_SAMPLES}")
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RunError(f"a recorded error cannot be read: {error!r}", where=where, hint=_HINT) from error
     try:
         return ErrorDistribution(samples, quantiles)

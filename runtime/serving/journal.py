@@ -17,6 +17,7 @@ import fcntl
 import os
 import re
 import struct
+import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ class Journal:
         except OSError as error:
             raise _cannot("make the state directory", self.directory, error) from error
         self._lock = _take_lock(self.directory)
+        _open.add(self)
         try:
             self.recovered = read_journal(self.directory)
             self._segment = self.recovered.segment
@@ -79,8 +81,12 @@ class Journal:
 
     def append(self, entries: Sequence[bytes]) -> None:
         """Appends entries; on disk when this returns. Raises RunError, having appended none of them, if it cannot."""
+        self._check_open()
         if self._file < 0:
             raise RunError("a journal begins with a snapshot", where=str(self.directory))
+        if any(len(entry) > _LONGEST for entry in entries):
+            raise RunError(f"an entry of a journal has at most {_LONGEST} bytes", where=str(self.directory),
+                           hint="Add fewer records at once.")  # fmt: skip
         self._sync()
         data = b"".join(_framed(entry) for entry in entries)
         try:
@@ -100,8 +106,14 @@ class Journal:
             raise _cannot("write the journal", self._path("journal", self._segment), error) from error
         self._size += len(data)
 
+    def _check_open(self) -> None:
+        if self._lock < 0:
+            raise RunError("the journal is closed, or belongs to the process that this one was forked from",
+                           where=str(self.directory))  # fmt: skip
+
     def snapshot(self, state: bytes) -> None:
         """Replaces all entries so far by a state. Raises RunError, with everything as it was, if it cannot."""
+        self._check_open()
         following = self._segment + 1 if self._file >= 0 or self.recovered.snapshot is not None else self._segment
         path, entries = self._path("snapshot", following), self._path("journal", following)
         beside = path.with_suffix(".new")
@@ -174,11 +186,28 @@ class Journal:
 
     def close(self) -> None:
         """Releases the directory; may be called twice."""
+        if self._lock >= 0:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # also where a child is just being forked, which has it too
+        self._close_files()
+
+    def _close_files(self) -> None:
         for name in ("_file", "_lock"):
             descriptor = getattr(self, name, -1)
             if descriptor >= 0:
                 os.close(descriptor)
                 setattr(self, name, -1)
+
+
+_open: weakref.WeakSet[Journal] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A forked child must not write what its parent writes, nor keep the directory locked when that has ended."""
+    for journal in list(_open):
+        journal._close_files()  # without unlocking, which would unlock the parent's
+
+
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def read_journal(directory: str | os.PathLike[str]) -> Recovered:

@@ -17,6 +17,7 @@ import numpy as np
 
 from aot.errors import AotError, GuardError, RunError
 from aot.runtime import Model, load
+from aot.runtime.serving._process import SameFile
 from aot.runtime.serving.breaker import Breaker
 from aot.runtime.serving.causes import CLOSED, LinkError
 
@@ -65,7 +66,7 @@ class Version:
 
     def __init__(self, number: int, source: Any, model: Model, is_owned: bool, links: tuple[Link, ...]) -> None:
         self.number, self.source, self.model, self.links = number, source, model, links
-        self.identity = identity_of(source)
+        self.file = SameFile(source)
         self.breaker = links[0].breaker
         self.in_flight = 0
         self.is_retired = False
@@ -81,17 +82,6 @@ class Version:
         self.is_closed = True
         for model in self._owned:
             model.close()
-
-
-def identity_of(source: Any) -> Any:
-    """What tells whether a path still names the same file; None of bytes and models."""
-    if not isinstance(source, str | os.PathLike):
-        return None
-    try:
-        found = os.stat(source)
-    except OSError:
-        return "missing"
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def seconds_of(model: Runs, inputs: Mapping[str, Any]) -> float | None:

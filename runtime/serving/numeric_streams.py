@@ -105,7 +105,7 @@ class NumericStreams:
         for stream in self.streams:
             metrics = values.get(stream.output)
             error = None if metrics is None else metrics.get(stream.metric)
-            if error is None:
+            if error is None or error < 0:  # no error is less than none: the metric or the record is wrong
                 stream.missing += 1
             else:
                 stream.add(error)

@@ -71,7 +71,7 @@ def read_orders(directory: Path) -> list[tuple[str, Order | RunError]]:
             continue
         except RunError as error:
             orders.append((name, error))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             orders.append((name, RunError(f"the order cannot be read: {error!r}")))
     return orders
 

@@ -70,6 +70,8 @@ class CanaryPolicy:
             value = getattr(self, name)
             if not 0 < value < 1:
                 raise _wrong(name, "between 0 and 1", value)
+        if self.false_alarm < 1e-100:  # the evidence is capped near there: nothing would be rolled back any more
+            raise _wrong("false_alarm", "at least 1e-100", self.false_alarm)
         for name in ("missing_share", "least_bucket_share"):
             if not 0 <= getattr(self, name) < 1:
                 raise _wrong(name, "from 0 to below 1", getattr(self, name))
@@ -127,6 +129,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # JSON has whole numbers of any size
+        return math.inf if value > 0 else -math.inf
+
+
 def _typed(name: str, value: Any, kind: str) -> Any:
     """A value of JSON as the field's type has it."""
     if kind == "int":
@@ -136,20 +145,20 @@ def _typed(name: str, value: Any, kind: str) -> Any:
     if kind == "float":
         if not _is_number(value):
             raise _wrong(name, "a number", value)
-        return float(value)
+        return _float(value)
     if kind.startswith("tuple"):
         of_text = "str" in kind
         if not isinstance(value, (list, tuple)) or not all(
             isinstance(each, str) if of_text else _is_number(each) for each in value
         ):
             raise _wrong(name, "a list of " + ("words" if of_text else "numbers"), value)
-        return tuple(each if of_text else float(each) for each in value)
+        return tuple(each if of_text else _float(each) for each in value)
     if not isinstance(value, Mapping) or not all(
         isinstance(metrics, Mapping) and all(_is_number(bound) for bound in metrics.values())
         for metrics in value.values()
     ):
         raise _wrong(name, "an object of outputs, each an object of metrics with numbers", value)
     return {
-        str(output): {str(metric): float(bound) for metric, bound in metrics.items()}
+        str(output): {str(metric): _float(bound) for metric, bound in metrics.items()}
         for output, metrics in value.items()
     }

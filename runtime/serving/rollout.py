@@ -7,6 +7,7 @@ in another process, which is not its fault. Latency is what pairs are for.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -49,9 +50,10 @@ class Rollout:
         self._decide_at = 0.0
         self._turn: Turn | None = None
 
-    def start(self, turn: Callable[[], None]) -> None:
-        """Begins to call a function now and then, which calls `tend`."""
+    def start(self, turn: Callable[[], None]) -> threading.Thread:
+        """Begins to call a function now and then, which calls `tend`; the thread that does."""
         self._turn = Turn("aot-serving-turn", TEND_SECONDS, turn)
+        return self._turn.thread
 
     # Requests
 
@@ -89,7 +91,8 @@ class Rollout:
                         candidate.delivering -= 1
         is_cold = reply is not None and reply.runs <= self._policy.cold_runs
         outcome = causes.OUTCOMES[cause] if cause else "ok"
-        self.record(Request(time.time(), bucket, "candidate", outcome, None, is_cold, asked.key_text))
+        if cause != causes.ELSEWHERE:  # the candidate was not asked, so that says nothing about it
+            self.record(Request(time.time(), bucket, "candidate", outcome, None, is_cold, asked.key_text))
         if cause or reply is None:
             tried.append(("candidate", cause))
             self._chain.failed("candidate", candidate.breaker, cause, message)
@@ -153,7 +156,7 @@ class Rollout:
                     size += more
                     key = asked.key_text
                     shadow.add(Shadowed(begin, bucket, key, given, found, outcome, is_cold, name, fresh, size))
-                except (TypeError, ValueError, RuntimeError, MemoryError):  # arrays that are not in CPU memory
+                except Exception:  # of other packages, such as for arrays of a GPU; the request has its answer
                     self._chain.add("not_shadowed")
             elif state and sequence is not None:
                 shadow.forget(sequence)

@@ -22,6 +22,7 @@ import numpy as np
 
 from aot.errors import AotError
 from aot.runtime.serving._process import Reply
+from aot.runtime.serving._wire import host_array
 from aot.runtime.serving.candidate import Candidate
 from aot.runtime.serving.causes import NOT_FINITE, OUTCOMES, cause_of
 from aot.runtime.serving.compare import Comparison, all_finite
@@ -108,6 +109,9 @@ class Shadow:
             try:
                 if not self._stopped.is_set() and self._candidate.is_current:
                     self._pair(item)
+            except Exception as error:  # whatever it is, the next ones are compared
+                cause = type(error).__name__
+                self.failed[cause] = self.failed.get(cause, 0) + 1
             finally:
                 with self._lock:
                     self._waiting -= 1
@@ -222,5 +226,8 @@ class Shadow:
 
 def copies(arrays: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """Copies of arrays in CPU memory, and their bytes; numbers of Python stay. Raises where one has no such form."""
-    made = {name: value if type(value) in (int, float, bool) else np.array(value) for name, value in arrays.items()}
+    made = {
+        name: value if type(value) in (int, float, bool) else np.array(host_array(value))
+        for name, value in arrays.items()
+    }
     return made, sum(getattr(value, "nbytes", 8) for value in made.values())

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import aot
 from aot.artifacts import Artifact
 from aot.artifacts.layout import Section
-from aot.artifacts.table import FileView, read_entries
+from aot.artifacts.table import FileView, read_entries, replaced
 from aot.artifacts.write import header_digest
 from aot.cli.build_command import build_command
 from aot.cli.doctor import read_held
@@ -282,3 +283,18 @@ def test_a_build_records_its_model(tmp_path: Path, onnx_model: Path) -> None:
     assert Artifact.open(tmp_path / "m.aot").meta["source"]["file"] == "model.onnx"
     found = diagnosis(tmp_path / "m.aot", "cpu=x86-64-v4")
     assert found["command"].startswith("aotc build model.onnx --target cpu:x86-64-v4 --target cpu:x86-64-v3 ")
+
+
+@pytest.mark.parametrize("wrong", [5, "x", [1], None, True, {"a": [1]}, [[1, 2]]])
+@pytest.mark.parametrize("field", ["source", "options", "targets", "host_steps", "self_test", "quantization"])
+def test_meta_of_another_form_is_the_files_fault(tmp_path: Path, field: str, wrong: Any) -> None:
+    path = saved(tmp_path, V3, meta={**META, field: wrong})
+    result = CliRunner().invoke(cli, ["doctor", str(path), "--machine", "cpu=x86-64-v4"])
+    assert result.exit_code in (0, 1) and "defect of aotc" not in result.output
+
+
+def test_meta_that_is_nested_without_end(tmp_path: Path) -> None:
+    path = saved(tmp_path, V3)
+    path.write_bytes(replaced(path.read_bytes(), {Section.META: b"[" * 100_000}))
+    result = CliRunner().invoke(cli, ["doctor", str(path), "--machine", "cpu=x86-64-v4"])
+    assert result.exit_code == 1 and "damaged" in result.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -125,3 +126,13 @@ def test_help_lists_all_commands() -> None:
     text = invoke("canary", "--help").stdout
     assert all(name in text for name in ("judge", "status", "pause", "resume", "force", "rollback", "simulate"))
     assert "4 hold" in invoke("canary", "judge", "--help").stdout
+
+
+def test_a_reason_in_another_encoding(tmp_path: Path) -> None:
+    Canary(tmp_path / "state").close()
+    invoke("canary", "pause", tmp_path / "state", "--name", "me", "--reason", os.fsdecode(b"caf\xe9"))
+    assert "caf" in invoke("canary", "status", tmp_path / "state").output
+    with Canary(tmp_path / "state") as canary:
+        canary.resume("me", "because")
+        canary.pause("me", os.fsdecode(b"caf\xe9"))  # not through the command line
+    assert document("canary", "status", tmp_path / "state")["state"] == "paused"

@@ -303,3 +303,52 @@ def test_records_are_taken_from_any_iterable(canary: Canary) -> None:
     canary.add(record for record in traffic(3))
     canary.add([])
     assert canary.judge.pairs == 3 and isinstance(pair(), Pair)
+
+
+# What must not make a directory useless.
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        Request(0.0, "", "candidate", "weird", 0.01),
+        Request(0.0, "", "other", "ok", 0.01),
+        Request(0.0, "", "candidate", "ok", 0.01, False, 7),  # type: ignore[arg-type]
+        Request(0.0, None, "candidate", "ok", 0.01),  # type: ignore[arg-type]
+        Request(None, "", "candidate", "ok", 0.01),  # type: ignore[arg-type]
+        Pair(0.0, "", "ok", "weird", 0.01, 0.01),
+    ],
+)
+def test_a_record_that_is_none_counts_for_nothing(canary: Canary, record: Record) -> None:
+    with pytest.raises(RunError):
+        canary.add([*traffic(1), record])
+    assert canary.judge.pairs == canary.judge.requests == 0
+    canary.add(traffic(1))
+    canary.close()
+    with Canary(canary.directory) as again:
+        assert again.judge.state() == canary.judge.state() and again.judge.pairs == 1
+
+
+def test_text_that_is_no_unicode(canary: Canary) -> None:
+    why = os.fsdecode(b"caf\xe9")  # an argument of another encoding
+    canary.pause("me", why)
+    canary.close()
+    with Canary(canary.directory) as again:
+        again.resume("me", "because")
+        assert again.audit()[-2]["why"] == why
+    lines = (canary.directory / "audit.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["what"] for line in lines] == ["begin", "pause", "resume"]
+
+
+def test_an_order_that_cannot_be_removed_is_refused_once(canary: Canary) -> None:
+    (canary.directory / "orders" / "1.json").mkdir(parents=True)  # as one that another user left
+    for _ in range(5):
+        canary.decide()
+    assert whats(canary).count("order refused") == 1
+
+
+def test_an_order_that_is_nested_without_end(canary: Canary) -> None:
+    (canary.directory / "orders").mkdir()
+    (canary.directory / "orders" / "1.json").write_text("[" * 100_000)
+    canary.decide()
+    assert whats(canary)[-1] == "order refused"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -614,3 +615,149 @@ def test_slower_programs_are_told(deploy: Deployments) -> None:
     deploy(both, both)
     told = [(event.link, event.message) for event in deploy.events if event.kind == "runs_slower"]  # type: ignore[attr-defined]
     assert [link for link, _ in told] == ["stable", "candidate"] and all("sm_10" in text for _, text in told)
+
+
+# What goes on at the same time, and what goes wrong in the background
+
+
+def test_a_failing_run_keeps_its_fallbacks_while_it_closes(deploy: Deployments) -> None:
+    deployment = deploy(models.dense(), fallback=["cpu:x86-64"], policy=DeploymentPolicy(breaker=NEVER_OPENS))
+    failing = break_stable(deployment)
+    run = failing.run
+
+    def run_then_close(inputs: Any, **options: Any) -> Any:
+        try:
+            return run(inputs, **options)
+        finally:
+            deployment.close()
+
+    failing.run = run_then_close  # type: ignore[method-assign]
+    np.testing.assert_array_equal(deployment.run({"x": X})["y"], Y)
+
+
+def test_the_breaker_of_a_lone_stable_closes_again(deploy: Deployments) -> None:
+    breaker = BreakerPolicy(failures=2, open_seconds=0.01, trials=2)
+    deployment = deploy(models.dense(), policy=DeploymentPolicy(breaker=breaker))
+    link = deployment._stable.links[0]
+    model = link.runs
+    break_stable(deployment)
+    for _ in range(2):
+        with pytest.raises(RunError):
+            deployment.run({"x": X})
+    link.runs = deployment._stable.model = model  # type: ignore[assignment]
+    assert deployment.statistics()["links"]["stable"]["breaker"] != "closed"
+    time.sleep(0.02)
+    for _ in range(3):
+        deployment.run({"x": X})
+    assert deployment.statistics()["links"]["stable"]["breaker"] == "closed"
+
+
+def test_promote_refuses_another_file_of_a_candidate_in_this_process(deploy: Deployments, tmp_path: Path) -> None:
+    path = tmp_path / "net.aot"
+    path.write_bytes(WORSE)
+    policy = DeploymentPolicy(isolation="none", shadow_share=0.0)
+    deployment = deploy(models.dense(), path, policy=policy)
+    os.replace(_written(tmp_path / "other.aot", models.dense(every_value="v + 200")), path)
+    with pytest.raises(RunError, match="was replaced"):
+        deployment.promote()
+    np.testing.assert_array_equal(deployment.run({"x": X})["y"], Y)
+
+
+def test_promote_refuses_a_file_that_is_replaced_while_it_loads(
+    deploy: Deployments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _written(tmp_path / "net.aot", WORSE)
+    deployment = deploy(models.dense(), path, policy=DeploymentPolicy(shadow_share=0.0))
+    make = deployment._make_version
+
+    def replace_and_make(*arguments: Any) -> Any:
+        os.replace(_written(tmp_path / "other.aot", models.dense(every_value="v + 200")), path)
+        return make(*arguments)
+
+    monkeypatch.setattr(deployment, "_make_version", replace_and_make)
+    with pytest.raises(RunError, match="was replaced"):
+        deployment.promote()
+    np.testing.assert_array_equal(deployment.run({"x": X})["y"], Y)
+
+
+def _written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def test_an_event_may_roll_back_while_another_thread_does(deploy: Deployments) -> None:
+    deployment = deploy(models.dense(), models.dense(), policy=DeploymentPolicy(isolation="none"))
+    rollout = deployment._rollout
+    assert rollout is not None
+    is_tending = threading.Event()
+
+    def tend() -> None:
+        is_tending.set()
+        until(lambda: not rollout.candidate.is_current)
+        deployment.roll_back("as an event of the worker process would have it")
+
+    rollout.candidate.runner.tend = tend  # type: ignore[method-assign]
+    assert is_tending.wait(30)
+    other = threading.Thread(target=deployment.roll_back, daemon=True)
+    other.start()
+    other.join(20)
+    assert not other.is_alive()
+
+
+def test_upkeep_that_raises_does_not_end(deploy: Deployments) -> None:
+    deployment = deploy(models.dense(), models.dense(), policy=DeploymentPolicy(isolation="none"))
+    rollout = deployment._rollout
+    assert rollout is not None
+    calls = []
+
+    def tend() -> None:
+        calls.append(1)
+        raise OSError("too many open files")
+
+    rollout.candidate.runner.tend = tend  # type: ignore[method-assign]
+    until(lambda: len(calls) > 3)
+    assert deploy.kinds().count("upkeep_failed") == 1 and deployment.statistics()["upkeep_failures"] >= 3
+
+
+def test_inputs_that_are_no_mapping_are_the_clients_fault(deploy: Deployments) -> None:
+    for share in (0.0, 1.0):
+        policy = DeploymentPolicy(candidate_share=share, shadow_share=1.0 - share, isolation="none")
+        deployment = deploy(models.dense(), models.dense(), policy=policy)
+        for wrong in (None, [X]):
+            with pytest.raises(GuardError, match="inputs by name"):
+                deployment.run(wrong)  # type: ignore[arg-type]
+
+
+def test_a_key_that_is_no_unicode(deploy: Deployments) -> None:
+    deployment = deploy(models.dense(), models.dense(), policy=DeploymentPolicy(candidate_share=0.5, isolation="none"))
+    np.testing.assert_array_equal(deployment.run({"x": X}, key="caf\udce9")["y"], Y)
+
+
+@pytest.mark.parametrize("isolation", ["process", "none"])
+def test_a_forked_child_serves_without_the_candidate(deploy: Deployments, isolation: str) -> None:
+    policy = DeploymentPolicy(candidate_share=1.0, shadow_share=0.0, isolation=isolation)
+    deployment = deploy(models.dense(), WORSE, policy=policy)
+    assert deployment.run_detailed({"x": X}).link == "candidate"
+    stop = threading.Event()
+
+    def hold() -> None:
+        while not stop.is_set():
+            with deployment._lock:
+                time.sleep(0.001)
+
+    other = threading.Thread(target=hold)  # at the time of the fork it has the lock, which no one in the child gives up
+    other.start()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(20)
+            answer = deployment.run_detailed({"x": X})
+            deployment.close()
+            code = 0 if answer.link == "stable" and np.array_equal(answer.outputs["y"], Y) else 2
+        finally:
+            os._exit(code)
+    stop.set()
+    other.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert deployment.run_detailed({"x": X}).link == "candidate"

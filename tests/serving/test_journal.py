@@ -262,3 +262,44 @@ def test_policy_of_a_killed_canary_stays(directory: Path) -> None:
     Canary(directory, CanaryPolicy(least_pairs=7)).close()
     with Canary(directory) as canary:
         assert canary.policy.least_pairs == 7
+
+
+def test_a_forked_child_neither_writes_nor_locks(directory: Path) -> None:
+    canary = Canary(directory)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(writing)
+            try:
+                canary.add([Pair(0.0, "", "ok", "ok", 0.01, 0.01)])
+                code = 1
+            except RunError:
+                code = 0
+            os.read(reading, 1)  # until the parent closes the other end
+            os._exit(code)
+        finally:
+            os._exit(2)
+    os.close(reading)
+    try:
+        with pytest.raises(LockedError):
+            Journal(directory)  # the child's end of it changes nothing for the parent
+        canary.close()
+        with Canary(directory) as again:
+            assert again.judge.pairs == 0
+    finally:
+        os.close(writing)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_an_entry_that_could_not_be_read_again_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aot.runtime.serving.journal._LONGEST", 100)
+    journal = Journal(directory)
+    journal.snapshot(b"state")
+    with pytest.raises(RunError, match="at most 100 bytes"):
+        journal.append([b"good", bytes(101)])
+    journal.append([b"good"])
+    journal.close()
+    with pytest.raises(RunError, match="closed"):
+        journal.snapshot(b"other")
+    assert read_journal(directory).entries == (b"good",)

@@ -327,3 +327,11 @@ def test_state_continues_to_the_same_bits() -> None:
     again.restore(json.loads(json.dumps(first.state())))
     again.add_many(records[700:])
     assert again.state() == whole.state() and again.verdict() == whole.verdict()
+
+
+@pytest.mark.parametrize("error", [-1.0, -1e-300, -math.inf])
+def test_errors_below_zero_are_no_evidence(error: float) -> None:
+    judge = Judge(CanaryPolicy(), expected())
+    for _ in range(3000):
+        judge.add(pair(values={"y": {"max_abs": error}}))
+    assert judge.decision() == "hold"

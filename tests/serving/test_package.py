@@ -260,3 +260,33 @@ def test_damaged_layouts(tmp_path: Path) -> None:
         for name, data in good.items():
             (folder / name).write_bytes(data)
     assert oci.extract(folder, "cpu:x86-64-v3", output) == (output,)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".bashrc",
+        "conftest.py",
+        ".weights.safetensors",
+        "\ud800.safetensors",
+        "\x1b[2J.safetensors",
+        "n" * 300 + ".safetensors",
+    ],
+)
+def test_weights_have_names_of_weights(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path / "net.aot", "cpu:x86-64-v3", weights="external")
+    invoke("package", "--oci", tmp_path / "oci", path)
+    output = tmp_path / "out" / "m.aot"
+    output.parent.mkdir()
+    rewritten(tmp_path / "oci", lambda _, m: m["layers"][1]["annotations"].update({oci.TITLE: name}))
+    with pytest.raises(ArtifactError, match="no name of a file"):
+        oci.extract(tmp_path / "oci", "cpu:x86-64-v3", output)
+    assert not any(output.parent.iterdir())
+
+
+def test_documents_that_are_nested_without_end(tmp_path: Path) -> None:
+    path = save(tmp_path / "net.aot", "cpu:x86-64-v3")
+    invoke("package", "--oci", tmp_path / "oci", path)
+    (tmp_path / "oci" / "index.json").write_text("[" * 100_000)
+    with pytest.raises(ArtifactError, match="damaged"):
+        oci.extract(tmp_path / "oci", "cpu:x86-64-v3", tmp_path / "out.aot")

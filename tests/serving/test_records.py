@@ -110,7 +110,9 @@ def test_expected_errors_go_to_json_and_back() -> None:
         {"samples": 10, "quantiles": []}, {"samples": 10, "quantiles": [[0.9, 1.0]]},
         {"samples": 10, "quantiles": [[1]]},
         {"samples": 10, "quantiles": [[0.5, 2.0], [1.0, 1.0]]}, {"samples": 10, "quantiles": [[1.0, math.nan]]},
-        {"samples": 10, "quantiles": [[1.0, -1.0]]}, {"samples": True, "quantiles": [[1.0, 1.0]]},
+        {"samples": 10, "quantiles": [[1.0, -1.0]]},
+        {"samples": 10, "quantiles": [[1.0, 10**400]]}, {"samples": 10**400, "quantiles": [[1.0, 1.0]]},
+        {"samples": True, "quantiles": [[1.0, 1.0]]},
     ],
 )  # fmt: skip
 def test_wrong_expected_errors_are_named(entry: Any) -> None:
@@ -134,6 +136,8 @@ def test_policies_go_to_json_and_back() -> None:
         {"least_pairs": 1.5}, {"steps": []}, {"steps": [0.5]}, {"steps": [0.5, 0.2, 1]}, {"steps": "all"},
         {"latency_ratio": 1.01}, {"tolerated_latency_ratio": 0.9}, {"require": []}, {"require": ["speed"]},
         {"bounds": {"y": 3}}, {"bounds": {"y": {"max_abs": -1}}}, {"bounds": 1}, {"metrics": [3]},
+        {"steps": [10**400, 1]}, {"false_alarm": 10**400}, {"false_alarm": 1e-310}, {"false_alarm": math.nan},
+        {"bounds": {"y": {"max_abs": 10**400}}}, {"latency_ratio": 10**400},
         {"error_factor": 0.5}, {"tail_index": 0}, {"most_buckets": 0}, {"missing_share": 1.0}, {"steps": [0, 1]},
     ],
 )  # fmt: skip

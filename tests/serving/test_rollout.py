@@ -392,3 +392,95 @@ def test_a_candidate_that_cannot_be_promoted(deploy: Deployments, tmp_path: Path
     until(lambda: deployment.statistics()["rollbacks"] == 1)
     np.testing.assert_array_equal(deployment.run({"x": X})["y"], Y)
     assert "canary_failed" in deploy.kinds()
+
+
+def test_a_canary_that_hangs_does_not_keep_from_rolling_back(deploy: Deployments, canary: Script) -> None:
+    is_deciding, goes_on = threading.Event(), threading.Event()
+
+    def hang() -> Verdict:
+        is_deciding.set()
+        goes_on.wait(30)
+        return Verdict("hold", ("the test says so",))
+
+    canary.decide = hang  # type: ignore[method-assign]
+    deployment = deploy(models.dense(), WORSE, policy=DeploymentPolicy(**SHADOWED), canary=canary)  # type: ignore[arg-type]
+    try:
+        assert is_deciding.wait(30)
+        operator = threading.Thread(target=deployment.roll_back, daemon=True)
+        operator.start()
+        operator.join(20)
+        assert not operator.is_alive() and deployment.statistics()["candidate"] is None
+    finally:
+        goes_on.set()
+
+
+def test_a_promotion_that_fails_in_any_way_rolls_back(
+    deploy: Deployments, canary: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = deploy(models.dense(), WORSE, policy=DeploymentPolicy(**SHADOWED), canary=canary)  # type: ignore[arg-type]
+
+    def fail(*_: Any) -> Any:
+        raise ValueError("no such value")
+
+    monkeypatch.setattr(deployment, "_make_version", fail)
+    canary.current_state = "promoted"
+    until(lambda: "rolled_back" in deploy.kinds())
+    assert deployment.statistics()["candidate"] is None
+
+
+def test_a_comparison_that_raises_does_not_end_the_thread(deploy: Deployments, canary: Script) -> None:
+    deployment = deploy(models.dense(), models.dense(), policy=DeploymentPolicy(**SHADOWED), canary=canary)  # type: ignore[arg-type]
+    comparison = rollout_of(deployment).shadow.comparison
+    values = comparison.values
+
+    def fail(*_: Any) -> Any:
+        raise KeyError("y")
+
+    comparison.values = fail  # type: ignore[method-assign, assignment]
+    deployment.run({"x": X})
+    assert deployment.wait_for_shadow(30) and deployment.statistics()["shadow"]["failed"] == {"KeyError": 1}
+    comparison.values = values  # type: ignore[method-assign]
+    deployment.run({"x": X})
+    assert deployment.wait_for_shadow(30)
+    until(lambda: len(canary.pairs()) == 1)
+
+
+def test_an_array_that_cannot_be_copied_loses_no_answer(deploy: Deployments, canary: Script) -> None:
+    class Once:
+        """An array whose owner gives it once."""
+
+        def __init__(self) -> None:
+            self.given = 0
+
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            self.given += 1
+            if self.given > 1:
+                raise BufferError("it is in use")
+            return X
+
+    deployment = deploy(models.dense(), models.dense(), policy=DeploymentPolicy(**SHADOWED), canary=canary)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(deployment.run({"x": Once()})["y"], Y)
+    assert deployment.statistics()["not_shadowed"] == 1
+
+
+def test_inputs_that_cannot_get_to_the_candidate_say_nothing_about_it(deploy: Deployments, canary: Script) -> None:
+    class Once:
+        """Stands for an array in a GPU's memory: the model takes it, and numpy does not."""
+
+        def __init__(self) -> None:
+            self.given = 0
+
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            self.given += 1
+            if self.given == 1:
+                raise TypeError("copy it to the host first")
+            return X
+
+    canary.current_share = 1.0
+    policy = DeploymentPolicy(**{**SHADOWED, "isolation": "process", "shadow_share": 0.0})  # type: ignore[arg-type]
+    deployment = deploy(models.dense(), models.dense(), policy=policy, canary=canary)
+    answer = deployment.run_detailed({"x": Once()})
+    assert answer.link == "stable" and answer.tried == (("candidate", "elsewhere"),)
+    deployment.run({"x": X})
+    until(lambda: canary.requests())
+    assert [request.outcome for request in canary.requests() if request.version == "candidate"] == ["ok"]

@@ -20,8 +20,9 @@ import pytest
 
 from aot.errors import ArtifactError, GuardError, RunError
 from aot.runtime.serving import LinkError, WorkerPolicy, _wire
-from aot.runtime.serving._process import Worker
+from aot.runtime.serving._process import Worker, _Process
 from aot.runtime.serving.faults import Fault
+from aot.runtime.serving.shadow import copies
 from tests.runtime import handmade
 from tests.serving import models
 
@@ -305,8 +306,9 @@ def test_a_dropped_worker_ends(start: Started) -> None:
 PARENT = """
 import os, signal, sys, threading, time
 import numpy as np
-from aot.runtime.serving._process import Worker, WorkerPolicy
+from aot.runtime.serving._process import Worker, _Process, WorkerPolicy
 from aot.runtime.serving.faults import Fault
+from aot.runtime.serving.shadow import copies
 worker = Worker(sys.argv[1], {}, WorkerPolicy(), print, [Fault("hang")])
 threading.Thread(target=lambda: worker.run({"x": np.zeros((1, 5), np.float32)}, None), daemon=True).start()
 time.sleep(0.2)
@@ -364,7 +366,7 @@ def test_answers_that_make_no_sense(start: Started, monkeypatch: pytest.MonkeyPa
     for reply in bad:
         with pytest.raises(RunError):
             worker._outputs(reply, channel)
-    monkeypatch.setattr(_wire, "send", lambda channel, message: channel.send(b"[not json"))
+    monkeypatch.setattr(_wire, "encoded", lambda message: b"[not json")
     with pytest.raises(LinkError, match="hung"):
         worker.run({"x": X}, None)
 
@@ -409,3 +411,101 @@ def test_no_memfd(monkeypatch: pytest.MonkeyPatch, start: Started) -> None:
 def test_wrong_policies(wrong: dict[str, Any]) -> None:
     with pytest.raises(RunError):
         WorkerPolicy(**wrong)
+
+
+@pytest.mark.parametrize("name", [b"z", 1, "n" * 200_000, object(), ("a", "b")])
+def test_an_input_that_a_client_made_up_is_the_clients_fault(start: Started, name: Any) -> None:
+    worker = start()
+    before = worker.process_id
+    for _ in range(QUICK.channels + 1):  # and takes no channel
+        with pytest.raises(GuardError, match="unknown input"):
+            worker.run({"x": X, name: X}, None)
+    assert worker._process is not None and not worker._process.late
+    np.testing.assert_array_equal(worker.run({"x": X}, None).outputs["y"], handmade.expected(X))
+    assert tended(worker).process_id == before
+
+
+def test_arrays_of_other_packages(start: Started) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Exporter:
+        def __dlpack__(self, **options: Any) -> Any:
+            return X.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> Any:
+            return X.__dlpack_device__()
+
+    worker = start()
+    for x in (Exporter(), torch.tensor(X, requires_grad=True)):
+        np.testing.assert_array_equal(worker.run({"x": x}, None).outputs["y"], handmade.expected(X))
+        copied, _ = copies({"x": x})
+        np.testing.assert_array_equal(copied["x"], X)
+
+
+def test_a_header_that_is_nested_without_end(start: Started) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.send(b"[" * 100_000)
+        with pytest.raises(LinkError, match="no sense"):
+            _wire.receive(ours)
+
+
+@pytest.mark.parametrize("failing", ["memfd_create", "socketpair", "send_fds"])
+def test_a_start_without_descriptors_leaves_none_behind(
+    start: Started, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    worker = start()
+    before = open_files()
+    of: Any = os if failing == "memfd_create" else socket
+    real, calls = getattr(of, failing), []
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) > (0 if failing == "send_fds" else 2):
+            raise OSError(24, "Too many open files")
+        return real(*arguments, **options)
+
+    if failing == "memfd_create":
+        monkeypatch.setattr("tempfile.TemporaryFile", fail)
+    monkeypatch.setattr(of, failing, fail)
+    for _ in range(3):
+        with pytest.raises(OSError, match="Too many"):
+            _Process(worker._setup, QUICK.channels)
+    assert open_files() == before
+
+
+def test_a_killed_process_that_does_not_end_is_not_waited_for(start: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one in a driver's or a disk's call, which no signal interrupts."""
+    worker = start()
+    assert worker._process is not None
+    popen = worker._process.popen
+    monkeypatch.setattr(popen, "kill", lambda: None)
+    ended = threading.Thread(target=worker.close, daemon=True)
+    ended.start()
+    ended.join(20)
+    try:
+        assert not ended.is_alive()
+    finally:
+        monkeypatch.undo()
+        popen.kill()
+        popen.wait()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_closed_while_it_restarts(start: Started, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    before = open_files()
+    worker = start()
+    made: list[_Process] = []
+
+    def make(*arguments: Any) -> _Process:
+        if when == "before":
+            worker.close()
+        made.append(_Process(*arguments))
+        if when == "after":
+            worker.close()
+        return made[0]
+
+    monkeypatch.setattr("aot.runtime.serving._process._Process", make)
+    with pytest.raises(LinkError, match="was closed while"):
+        worker._start()
+    assert made[0].popen.returncode is not None and open_files() == before
