@@ -155,11 +155,11 @@ HELPERS: Mapping[str, str] = {
         )
     },
     # Rounded to the nearest, halves to even, with `zero` added, and bounded, by instructions that also make 0 of NaN.
-    # Four at a time, which make a word.
+    # Four at a time, which make a word; Triton refuses that for a block of fewer.
     **{
         f"quantized_{name}": (
             f"def quantized_{name}(x, zero: tl.constexpr):\n"
-            "    if INTERPRETED:\n"
+            "    if INTERPRETED or x.numel < 4:\n"
             "        whole = tl.where(x != x, 0.0, round_even(x)) + zero\n"
             f"        code = tl.minimum(tl.maximum(whole, {low}.0), {low + 255}.0).to(tl.int32).to(tl.{kind})\n"
             "    elif zero == 0:\n"

@@ -12,15 +12,15 @@ import pytest
 pytest.importorskip("triton", reason="the CUDA backend compiles with Triton, which is not installed")
 
 from aot.backend.cuda import CudaBackend, ptx, worker
-from aot.backend.cuda.contract import Tile, emit_contract
+from aot.backend.cuda.contract import Stream, Tile, emit_contract
 from aot.backend.cuda.direct import Direct
 from aot.backend.cuda.window import emit_window
 from aot.builder import Builder
-from aot.dtypes import F8E4M3, F16, F32, I8, DType
+from aot.dtypes import F8E4M3, F16, F32, I8, U8, DType
 from aot.ir import Layout, TensorType
 from aot.kernel import Kernel
 from tests.backend.kernels import conv_kernel
-from tests.cuda.test_8bit import kernel_of
+from tests.cuda.test_8bit import kernel_of, layer
 
 BACKEND = CudaBackend()
 TARGET = BACKEND.target("sm_90a")
@@ -104,6 +104,13 @@ def test_which_loops_run_on() -> None:
         LOOP.replace("USED", "%r10").replace("\twgmma.commit_group.sync.aligned;\n", ""),
     ):
         assert ptx.overlapped(kept) == kept
+
+
+@pytest.mark.parametrize("to", [I8, U8, F8E4M3], ids=str)
+def test_single_numbers_are_quantized(to: DType) -> None:
+    """Bytes are made four at a time, but where a program has fewer."""
+    emitted = emit_contract(kernel_of(layer(2, 70, 48, to)), TARGET, Stream(1, 128, 1))
+    BACKEND.build([("k", emitted.source)], TARGET, None, jobs=1)
 
 
 def test_what_pairs_become() -> None:
