@@ -51,7 +51,7 @@ class CanaryPolicy:
     exceedance_rate: float = 0.02
     error_factor: float = 3.0
     error_quantile: float = 0.99
-    tolerated_latency_ratio: float = 1.02
+    tolerated_latency_ratio: float = 1.05
     trusted_samples: int = 1000
     tail_index: float = 2.0
     bounds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

@@ -209,6 +209,8 @@ class Rollout:
     def end(self) -> None:
         """Ends the worker process at once; a candidate in this process goes when its last run has ended."""
         candidate = self.candidate
+        if self._turn is not None:  # first: whatever happens below, nothing may wait for that thread for good
+            self._turn.stop()
         self.shadow.stop()
         if isinstance(candidate.runner, InProcess):
             is_over = self.shadow.join(self._policy.worker.hang_seconds)
@@ -219,8 +221,6 @@ class Rollout:
                 candidate.close()
         else:
             candidate.close()
-        if self._turn is not None:
-            self._turn.stop()
 
     def report(self) -> dict[str, Any]:
         """For statistics."""

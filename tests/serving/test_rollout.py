@@ -15,7 +15,7 @@ import pytest
 
 from aot import runtime
 from aot.errors import GuardError, RunError
-from aot.runtime.serving import Deployment, DeploymentPolicy, Pair, Request, Verdict, WorkerPolicy
+from aot.runtime.serving import Deployment, DeploymentPolicy, Pair, Request, Verdict, WorkerPolicy, links
 from aot.runtime.serving.compare import max_abs
 from aot.runtime.serving.faults import Fault
 from aot.runtime.serving.rollout import Rollout
@@ -283,7 +283,10 @@ def test_a_sequence_has_its_own_state_at_the_candidate(deploy: Deployments, cana
     assert deployment.statistics()["shadow"]["without_sequence"] == 1
 
 
-def test_a_sequence_begins_anew_after_a_failure(deploy: Deployments, canary: Script) -> None:
+def test_a_sequence_begins_anew_after_a_failure(
+    deploy: Deployments, canary: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "SHORT_SECONDS", 0.0)  # one run a pair
     faults = [Fault("guard", first=2, count=1)]
     policy = DeploymentPolicy(**SHADOWED)  # type: ignore[arg-type]
     deployment = deploy(models.counter(), models.counter(2.0), canary=canary, policy=policy, test_faults=faults)
