@@ -124,6 +124,8 @@ def table(document: dict[str, Any]) -> Iterator[str]:
     yield "# The canary's judge in simulation\n"
     for name in ("date", "cpu", "aotc", "numpy", "rollouts", "seed"):
         yield f"- {name}: {document[name]}"
+    if "note" in document:
+        yield f"- note: {document['note']}"
     yield "- comparators:"
     for traffic, both in document["tuned"].items():
         for rules in both:
