@@ -131,10 +131,8 @@ def test_times_of_pairs_are_taken_alike(
 def test_a_twin_whose_file_is_replaced_is_not_loaded(deploy: Deployments, canary: Script, tmp_path: Path) -> None:
     path = tmp_path / "stable.aot"
     path.write_bytes(models.dense())
-    policy = DeploymentPolicy(
-        **{**SHADOWED, "isolation": "process"},
-        worker=WorkerPolicy(backoff_seconds=0.0, restarts=3),  # type: ignore[arg-type]
-    )
+    worker = WorkerPolicy(backoff_seconds=0.0, restarts=3)
+    policy = DeploymentPolicy(**{**SHADOWED, "isolation": "process"}, worker=worker)  # type: ignore[arg-type]
     deployment = deploy(path, WORSE, canary=canary, policy=policy)
     runner = rollout_of(deployment).candidate.runner
     assert runner.has_twin
