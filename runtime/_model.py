@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aot.runtime.keys import Key
 
 _MAP_WEIGHTS, _ANY_WEIGHTS, _OWN_WEIGHTS = 1, 2, 4
-_PROFILE, _NO_GRAPH, _FULL_EDGES, _POISON = 1, 4, 8, 16
+_NO_GRAPH, _FULL_EDGES, _POISON = 4, 8, 16
 _NUMBERS = (int, float, bool)  # of Python, which stand for an input of one element
 _LONGEST_SECONDS = 1e9  # a longer timeout is none
 _I64 = range(-(1 << 63), 1 << 63)
@@ -691,22 +691,9 @@ class Model:
 
         A barrier follows every step, so the sum is a little more than a run takes. Raises as `run`.
         """
-        given = self._given(inputs)
-        session = self._new_session(_PROFILE)
-        try:
-            rows: list[list[int]] = []
-            program = ctypes.c_uint32()
-            for repeat in range(repeats + 1):
-                self._run_in(session, given, None, None)
-                count = self._lib.aot_session_profile(session, None, 0, ctypes.byref(program))
-                times = (ctypes.c_uint64 * count)()
-                self._lib.aot_session_profile(session, times, count, None)
-                if repeat:  # the first run pays for cold memory
-                    rows.append(list(times))
-            columns = zip(*rows, strict=True) if rows else ()
-            return [(*self._step(program.value, step), _median(c) * 1e-9) for step, c in enumerate(columns)]
-        finally:
-            self._lib.aot_session_destroy(session)
+        from aot.runtime._times import profile
+
+        return profile(self, inputs, repeats)
 
     def time_steps(self, inputs: Mapping[str, Any], repeats: int | None = None) -> Times:
         """The time of every kernel, on a GPU without the cost of launching it, and of a whole run (see Times).
@@ -789,13 +776,6 @@ def _empty(name: str, shape: tuple[int, ...], dtype: Any) -> Any:
             where=name,
             hint="Use smaller inputs, or a larger machine.",
         ) from error
-
-
-def _median(values: Sequence[int]) -> float:
-    # The statistics module would take longer to import than all of this package.
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _fill_weights(options: Any, weights: Mapping[str, Any]) -> list[Any]:

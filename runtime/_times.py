@@ -75,6 +75,14 @@ def time_steps(model: Model, inputs: Mapping[str, Any], repeats: int | None) -> 
     return Times(program, steps, run_ns * 1e-9, "barriers" if model.device is None else "events", 1)
 
 
+def profile(model: Model, inputs: Mapping[str, Any], repeats: int) -> list[tuple[str, tuple[str, ...], float]]:
+    """See Model.profile."""
+    state = _copies(model, inputs)
+    results = {pair.output: state[pair.input] for pair in model.state}
+    program, rows, _ = _one_by_one(model, model._given({**inputs, **state}), results, repeats)
+    return [(*model._step(program, number), ns * 1e-9) for number, ns in enumerate(rows)]
+
+
 def _copies(model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Arrays of our own for state, which is updated in place, as where the model is used."""
     if not model.state:

@@ -148,6 +148,7 @@ def _compile(
                     "ptx": architecture.ptx,
                     "programmatic": "programmatic_launch" in architecture.features,
                     "exact": is_exact,
+                    "shared_bytes": architecture.numbers["shared_bytes"],
                     "kernels": [
                         {"symbol": symbol, "source": source, "path": str(path)} for symbol, source, path in share
                     ],

@@ -35,7 +35,7 @@ _OF_LANGUAGE = {
     "erf": "tl.erf", "floor": "tl.floor", "ceil": "tl.ceil", "abs": "tl.abs",
 }  # fmt: skip
 _OF_NARROW = {16: frozenset({"erf", "tanh"}), 8: frozenset({"erf"})}
-"""Functions with a form for results of 16 bits, or of integers of 8 bits, of half as many instructions or fewer."""
+"""Functions with a form for results of so many bits and fewer (8: of integers), of half as many instructions."""
 
 _EXACT = {"div": "quotient", "sqrt": "root"}
 """Functions that IEEE defines to the last bit, which the language's own do not give."""
@@ -207,7 +207,7 @@ HELPERS: Mapping[str, str] = {
         "    r = 1 - flushed_exp2(-a * ((r + 0.91832864) * a + 1.6279137))\n"
         "    return tl.where(a < 0.005, 1.1283792 * x, tl.where(x < 0, -r, r))\n"
     ),
-    # For integers of 8 bits: within 7e-7, by the same form with fewer terms, for every size.
+    # For integers of 8 bits, where 1 is added: within 7e-7, by the same form with fewer terms, for every size.
     "erf_8": (
         "def erf_8(x):\n"
         "    a = tl.abs(x)\n"
@@ -355,8 +355,9 @@ def call(expr: Expr, operands: Sequence[str], is_narrow: bool = False, bits: int
     integers of 8 bits, where each last bit of a quotient decides.
     """
     name = expr.op
-    if name in _OF_NARROW.get(bits, ()) and register_dtype(expr.dtype) == F32:
-        return f"{name}_{bits}({operands[0]})"
+    narrow = min((n for n, names in _OF_NARROW.items() if n >= bits and name in names), default=None)
+    if narrow is not None and register_dtype(expr.dtype) == F32:
+        return f"{name}_{narrow}({operands[0]})"
     of = register_dtype(expr.args[-1].dtype)
     if name == "cast":
         return convert(expr.args[0].dtype, expr.dtype, operands[0])

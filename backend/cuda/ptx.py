@@ -29,7 +29,10 @@ def unpacked(text: str) -> str:
 
 
 _LOOP = re.compile(r"^(\$L__BB\w+):(?:(?!^\$L__BB).)*?^\s*@!?%p\d+\s+bra\s+\1;$", re.MULTILINE | re.DOTALL)
-_PRODUCT = re.compile(r"wgmma\.mma_async\.\S*\.s32\.\w+\.\w+ \{([^}]*)\}")
+_PRODUCT = re.compile(r"wgmma\.mma_async\.\S*\.s32\.\w+\.\w+ \{([^}]*)\}, %rd\d+, %rd\d+,")
+"""One of integers, both of which lie in shared memory."""
+
+_STORE = re.compile(r"\bst\.(?:\w+\.)*shared|stmatrix")
 _WAIT = "wgmma.wait_group.sync.aligned 0;"
 
 
@@ -38,7 +41,9 @@ def overlapped(text: str) -> str:
 
     Triton lets products run on until the next step only where sums are of f32; those of i32 it awaits at once, and the
     tensor cores then idle from the last product of a step to the first of the next. A loop is changed if nothing in it
-    but its products uses their sums. With n groups of products in a step, n of them may be under way after each wait,
+    but its products uses their sums, and both operands come into shared memory by copies in flight, into a place for
+    each of their steps: registers, or a place that the loop itself fills, would be written while a product reads them
+    (Triton's own rule for f32). With n groups of products in a step, n of them may be under way after each wait,
     so those of the step before have ended when the last wait of a step returns, behind which memory that they read is
     filled again. Behind the loop all are awaited.
     """
@@ -50,7 +55,7 @@ def overlapped(text: str) -> str:
         is_used = any(name in sums for line in lines for name in re.findall(r"%\w+", line))
         others = len(re.findall(r"wgmma\.mma_async", loop)) - len(_PRODUCT.findall(loop))
         groups = loop.count("wgmma.commit_group")
-        if not sums or is_used or others or loop.count(_WAIT) != groups:
+        if not sums or is_used or others or _STORE.search(loop) or loop.count(_WAIT) != groups:
             return loop
         return f"{loop.replace(_WAIT, _WAIT.replace('0', str(groups)))}\n\t{_WAIT}"
 

@@ -10,7 +10,7 @@ tensors keeps its own type until it is an index.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from aot import dims as dimension
@@ -50,6 +50,7 @@ class Renderer:
         sizes += [dimension.bounds(axis.extent)[1] for axis in kernel.axes]
         self.is_narrow = all(o.type.dtype in (F16, BF16) for o in kernel.outputs)
         self.bits = max(map(_rounded_bits, kernel.stores), default=32)
+        self.bare = frozenset(_bare(kernel.stores)) if self.bits == 8 else frozenset()
         self.is_wide = any(size > LARGEST_INDEX for size in sizes)
         self.index_type = "tl.int64" if self.is_wide else "tl.int32"
 
@@ -176,6 +177,7 @@ class Scope:
         # What is computed of places alone decides what is read: no bit of it is spared.
         is_of_data = any(node.op in ("load", "root") for node in walk(expr))
         is_narrow, bits = self.renderer.is_narrow and is_of_data, self.renderer.bits if is_of_data else 32
+        bits = max(bits, 16) if expr in self.renderer.bare else bits
         operands = [self._quantized(expr) or self.value(expr.args[0]), *map(self.value, expr.args[1:])]
         return self.define(call(expr, operands, is_narrow, min(bits, 16) if is_narrow else bits))
 
@@ -345,6 +347,16 @@ class Scope:
 
 def _is_zero(expr: Expr) -> bool:
     return expr.op == "const" and not expr.payload
+
+
+def _bare(stores: Sequence[Store]) -> Iterator[Expr]:
+    """Values of erf that are used otherwise than as 1 + erf, so that small ones count by their own size."""
+    for store in stores:
+        if store.value.op == "erf":
+            yield store.value
+        for node in walk(store.value):
+            is_one_more = node.op == "add" and any(arg.op == "const" and arg.payload == 1 for arg in node.args)
+            yield from (arg for arg in node.args if arg.op == "erf" and not is_one_more)
 
 
 def _rounded_bits(store: Store) -> int:

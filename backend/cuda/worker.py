@@ -16,8 +16,8 @@ from aot.backend.cuda.ptx import overlapped, unpacked
 MOST_WARPS = 16
 """Up to which a kernel whose registers do not suffice is compiled again, for twice as many threads."""
 
-REGISTERS, SHARED_BYTES = 65536, 227 << 10
-"""Of a multiprocessor, from Ampere to Blackwell; of shared memory, the most there is."""
+REGISTERS = 65536
+"""Of a multiprocessor, of every architecture from Ampere to Blackwell."""
 
 PLAIN_CAPABILITY = 80
 """What kernels that stay text are lowered for: above it Triton uses instructions of single architectures."""
@@ -97,7 +97,7 @@ def compile_one(symbol: str, source: str, path: Path, request: dict[str, Any]) -
         if blocks > 1:
             attempts.append((warps, 0))
         elif 2 * warps <= MOST_WARPS:
-            together = min(REGISTERS // (32 * warps * registers), SHARED_BYTES // max(metadata.shared, 1))
+            together = min(REGISTERS // (32 * warps * registers), request["shared_bytes"] // max(metadata.shared, 1))
             attempts.append((2 * warps, together if together > 1 else 0))
     return facts
 

@@ -75,6 +75,17 @@ def test_products_of_integers_run_on_into_the_next_step(summed: int, tmp_path: P
     assert "IGMMA" in listing and waits[-1] == "0" and set(waits[:-1]) == {"1"}
 
 
+@pytest.mark.parametrize("types", [(U8, I8), (I8, U8)], ids=str)
+def test_operands_that_a_step_makes_are_awaited(types: tuple[DType, DType], tmp_path: Path) -> None:
+    """Unsigned integers become signed ones in registers, or in a place that every step fills."""
+    b = Builder()
+    x, w = b.input("x", types[0], (512, 768)), b.input("w", types[1], (768, 512))
+    kernel = kernel_of(b.finish((b.cast(b.matmul_8bit(x, w), to=F32),)))
+    listing = listing_of(emit_contract(kernel, TARGET, Tile(128, 128, 128, 8, 3)).source, tmp_path)
+    waits = re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", listing)
+    assert "IGMMA" in listing and waits and set(waits) == {"0"}
+
+
 def test_products_whose_sums_are_used_are_awaited(tmp_path: Path) -> None:
     """Sums of 8-bit floats in parts are added in every step."""
     listing = listing_of(emit_contract(product(F8E4M3, 768), TARGET, Tile(128, 128, 128, 8, 3)).source, tmp_path)
@@ -100,6 +111,8 @@ def test_which_loops_run_on() -> None:
     for kept in (
         LOOP.replace("USED", "%r2"),
         LOOP.replace("USED", "%r10").replace(".s32.s8.s8", ".f32.e4m3.e4m3"),
+        LOOP.replace("USED", "%r10").replace("%rd1,", "{%r3,%r4},"),
+        LOOP.replace("USED", "%r10").replace("\tadd.s32", "\tst.shared.b32 [%r7], %r6;\n\tadd.s32", 1),
         LOOP.replace("USED", "%r10").replace("\tadd.s32", "$L__BB0_2:\n\tadd.s32", 1),
         LOOP.replace("USED", "%r10").replace("\twgmma.commit_group.sync.aligned;\n", ""),
     ):

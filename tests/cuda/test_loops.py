@@ -225,6 +225,20 @@ def test_erf_for_integers_of_8_bits() -> None:
     assert (got == wanted)[is_far | np.isnan(gelu)].all() and np.abs(got - wanted).max() <= 1
 
 
+@pytest.mark.parametrize("name", ["erf", "tanh"])
+def test_small_values_in_front_of_integers_of_8_bits(name: str) -> None:
+    """What is not added to 1 is right by its own size: steps may be as small as the values."""
+    x = np.linspace(-1e-4, 1e-4, 4001).astype(np.float32)
+    b = Builder()
+    value = getattr(b, name)(b.input("x", F32, x.shape))
+    kernel = kernel_of(b.finish((b.quantize(value, b.scalar(1e-6, F32), None, to=I8),)))
+    emitted = BACKEND.emit(kernel, TARGET)
+    assert f"{name}_16(" in emitted.source and "erf_8(" not in emitted.source
+    (got,) = interpreter.run(kernel, emitted, [x])
+    exact = [(math.erf if name == "erf" else math.tanh)(float(v)) / 1e-6 for v in x]
+    assert np.abs(got - np.clip(exact, -128, 127)).max() <= 0.52
+
+
 def one_op(name: str, dtype: DType, shape: tuple[int, ...]) -> Graph:
     builder = Builder()
     return builder.finish(builder.op(name, builder.input("x", dtype, shape)))
